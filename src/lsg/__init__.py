@@ -1,0 +1,26 @@
+"""lsg: differentially private deep learning in a low-rank, sparse gradient space."""
+
+from lsg.engine import PrivacyEngine
+from lsg.errors import ConfigurationError, LsgError, PrivacyError
+from lsg.explain import explain
+from lsg.fix import fix
+from lsg.methods import DPSGD, LSG, RGP, NonPrivate, SparseDPSGD
+from lsg.schedules import Constant, Ramp, SwitchOn
+
+__version__ = "0.1.0"
+__all__ = [
+    "DPSGD",
+    "LSG",
+    "RGP",
+    "ConfigurationError",
+    "Constant",
+    "LsgError",
+    "NonPrivate",
+    "PrivacyEngine",
+    "PrivacyError",
+    "Ramp",
+    "SparseDPSGD",
+    "SwitchOn",
+    "explain",
+    "fix",
+]

@@ -1,0 +1,264 @@
+"""`PrivacyEngine`: puts plan, rules, sampling, clipping, noise and accounting together behind Opacus's API."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from lsg.accounting import Accountant, calibrate_noise, create_accountant
+from lsg.clipping import Clipper, Clipping
+from lsg.errors import ConfigurationError, PrivacyError
+from lsg.fix import fix
+from lsg.layers.recorder import Recorder, batch_size
+from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
+from lsg.methods import LSG, Method, NonPrivate
+from lsg.noise import fresh_generator
+from lsg.optimizer import LossReduction, PlainGradients, PrivateGradients, PrivateOptimizer
+from lsg.planning import make_plan
+from lsg.sampling import LogicalBatches, SamplingPlan
+from lsg.subspace import Subspace
+from lsg.validate import check_budget, check_delta, check_model, check_noise, problems, trained_parameters
+
+
+class PrivacyEngine:
+    """Makes a model, an optimizer and a loader train with differential privacy, and keeps the books.
+
+    accountant: "prv" (as the paper), "pld" or "rdp". Neighbouring data sets differ in one record (add or remove).
+    """
+
+    def __init__(self, *, accountant: str = "prv") -> None:
+        self.accountant: Accountant = create_accountant(accountant)
+        self._recorder: Recorder | None = None
+        self._plain: _BatchSizeProbe | None = None
+        self._sampling: SamplingPlan | None = None
+        self._optimizer: PrivateOptimizer | None = None
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | list[float],
+        method: Method | None = None,
+        max_physical_batch_size: int | None = None,
+        clipping: Clipping = "flat",
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        batch_first: bool = True,
+        noise_generator: torch.Generator | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
+        """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta)."""
+        if isinstance(method, NonPrivate):
+            raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
+        if not isinstance(epochs, int) or epochs < 1:
+            raise ConfigurationError(f"epochs={epochs!r} must be a whole number of at least 1")
+        plan = sampling_plan(data_loader, poisson=poisson_sampling)
+        check_budget(target_epsilon, target_delta, plan.records)
+        if len(self.accountant):
+            raise ConfigurationError(
+                f"this engine has spent {len(self.accountant)} steps already, which target_epsilon would have to "
+                "include: use a new PrivacyEngine, or make_private with a noise_multiplier"
+            )
+        check_model(module, trained_parameters(module, optimizer))  # before the calibration, which takes a while
+        sample_rate, steps = plan.accounted(epochs)
+        noise_multiplier = calibrate_noise(
+            accountant=self.accountant.mechanism(),
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            sample_rate=sample_rate,
+            steps=steps,
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            method=method,
+            max_physical_batch_size=max_physical_batch_size,
+            clipping=clipping,
+            loss_reduction=loss_reduction,
+            poisson_sampling=poisson_sampling,
+            batch_first=batch_first,
+            noise_generator=noise_generator,
+        )
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float | list[float],
+        method: Method | None = None,
+        max_physical_batch_size: int | None = None,
+        clipping: Clipping = "flat",
+        loss_reduction: LossReduction = "mean",
+        poisson_sampling: bool = True,
+        batch_first: bool = True,
+        noise_generator: torch.Generator | None = None,
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
+        """Returns the same model, now recording per-sample gradients; a private optimizer; a Poisson loader.
+
+        noise_multiplier: standard deviation of the noise over `max_grad_norm`; 0 is allowed, epsilon is then infinite.
+        loss_reduction: whether the loss given to `backward` is the mean or the sum over the micro-batch.
+        noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
+        """
+        method = LSG() if method is None else method
+        if not isinstance(method, Method):
+            raise ConfigurationError(f"method={method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
+        if self._optimizer is not None:
+            raise ConfigurationError("this engine is attached to a model already: call engine.detach() first")
+        if not batch_first:
+            raise ConfigurationError("batch_first=False: inputs must have the batch first")
+        if loss_reduction not in ("mean", "sum"):
+            raise ConfigurationError(f"loss_reduction={loss_reduction!r} must be 'mean' or 'sum'")
+        check_noise(noise_multiplier)
+        if isinstance(optimizer, PrivateOptimizer):
+            raise ConfigurationError("optimizer is private already: pass the original one")
+        trained = trained_parameters(module, optimizer)
+        sampling = sampling_plan(data_loader, poisson=poisson_sampling)
+        clipper = Clipper(clipping, tuple(max_grad_norm) if isinstance(max_grad_norm, list | tuple) else max_grad_norm)
+        streams = _Streams(noise_generator)
+        sampler = LogicalBatches(
+            sampling,
+            sampling_generator(data_loader) or streams.make("sampling", torch.device("cpu")),
+            max_physical_batch_size,
+            known_lengths(data_loader.dataset),
+        )
+        gradients: PrivateGradients | PlainGradients
+        if isinstance(method, NonPrivate):
+            if noise_multiplier:
+                raise ConfigurationError(f"NonPrivate adds no noise: noise_multiplier={noise_multiplier} must be 0")
+            self._plain = _BatchSizeProbe(module)
+            gradients = PlainGradients(
+                trained,
+                self._plain.size,
+                loss_reduction=loss_reduction,
+                expected_batch_size=sampling.expected_batch_size,
+            )
+        else:
+            check_model(module, trained)
+            plan = make_plan(module, method, trained)
+            if clipping == "per_layer":
+                clipper.thresholds(sum(t.kind != "frozen" for t in plan.treatments))
+            device = trained[0].device
+            self._recorder = Recorder(module, plan, method, streams.make("projection", device))
+            gradients = PrivateGradients(
+                self._recorder,
+                clipper,
+                loss_reduction=loss_reduction,
+                expected_batch_size=sampling.expected_batch_size,
+                noise_generator=noise_generator or streams.make("noise", device),
+            )
+        self._sampling = sampling
+        self._optimizer = PrivateOptimizer(
+            optimizer,
+            gradients,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=sampling.expected_batch_size,
+            before_release=self._account,
+        )
+        return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
+
+    def _account(self, noise_multiplier: float) -> None:
+        """One logical step, as the sampling plan says that it counts."""
+        assert self._sampling is not None
+        rate = self._sampling.counts_at(self._steps_taken)
+        self._steps_taken += 1
+        if rate is not None:
+            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
+
+    _steps_taken = 0
+
+    def get_epsilon(self, delta: float) -> float:
+        """The epsilon spent so far at this delta; infinite if any step had no noise."""
+        check_delta(delta, self._sampling.records if self._sampling else 1)
+        return self.accountant.get_epsilon(delta=delta)
+
+    @property
+    def subspaces(self) -> dict[str, Subspace]:
+        """Name -> L, R and masks of every projected parameter, for the current step."""
+        slots = self._attached().ready()
+        return {name: slot.subspace for name, slot in slots.items() if slot.subspace is not None}
+
+    def per_sample_gradients(self) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+        """After a backward pass and before the step: name -> (B, *shape), or the pair (B, m, r) and (B, r, n).
+
+        Gradients of each sample's own loss, before clipping, zero where masked. They are not private.
+        """
+        recorder = self._attached()
+        if not recorder.pending:
+            raise PrivacyError("no per-sample gradients: call this after loss.backward() and before optimizer.step()")
+        assert self._optimizer is not None and isinstance(self._optimizer.gradients, PrivateGradients)
+        size = recorder.batch.size or 1
+        scale = size if self._optimizer.gradients.loss_reduction == "mean" else 1
+        found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
+        for name, slot in recorder.slots.items():
+            gradient = slot.inspect()
+            found[name] = (
+                (gradient[0] * scale, gradient[1] * scale) if isinstance(gradient, tuple) else gradient * scale
+            )
+        return found
+
+    def detach(self) -> None:
+        """Give the model back as it was. The accountant keeps what was spent."""
+        if self._recorder is not None:
+            self._recorder.detach()
+        if self._plain is not None:
+            self._plain.detach()
+        self._recorder = self._plain = self._optimizer = None
+
+    def _attached(self) -> Recorder:
+        if self._recorder is None:
+            raise PrivacyError("this engine is not attached to a model: call make_private first")
+        return self._recorder
+
+    @staticmethod
+    def is_compatible(module: nn.Module) -> bool:
+        """Whether a model can be trained privately as it is."""
+        return not problems(module, [p for p in module.parameters() if p.requires_grad])
+
+    @staticmethod
+    def get_compatible_module(module: nn.Module) -> nn.Module:
+        """A copy of the model with its BatchNorms turned into GroupNorms."""
+        return fix(module)
+
+
+class _Streams:
+    """Separate random streams: from the operating system, or all derived from the noise generator's seed."""
+
+    def __init__(self, noise_generator: torch.Generator | None) -> None:
+        self._seed = None if noise_generator is None else noise_generator.initial_seed()
+
+    def make(self, purpose: str, device: torch.device) -> torch.Generator:
+        if self._seed is None:
+            return fresh_generator(device)
+        digest = hashlib.sha256(f"{purpose}:{self._seed}".encode()).digest()
+        return fresh_generator(device, int.from_bytes(digest[:8], "big") >> 1)
+
+
+class _BatchSizeProbe:
+    """Tells plain gradients how many samples the last forward had."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._size = 1
+        self._handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self._size = batch_size((args, kwargs)) or 1
+
+    def size(self) -> int:
+        return self._size
+
+    def detach(self) -> None:
+        self._handle.remove()

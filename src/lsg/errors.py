@@ -1,0 +1,13 @@
+"""What can go wrong: every error that lsg raises on purpose is one of these, and names its culprit."""
+
+
+class LsgError(Exception):
+    """Base of all deliberate errors of lsg."""
+
+
+class ConfigurationError(LsgError, ValueError):
+    """An argument, a model or a loader cannot be used as given. Nothing has been trained or spent yet."""
+
+
+class PrivacyError(LsgError, RuntimeError):
+    """Going on would break the privacy guarantee, or make the reported epsilon wrong."""

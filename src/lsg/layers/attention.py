@@ -1,0 +1,100 @@
+"""`nn.MultiheadAttention`: its packed or separate projections and its output, through the linear rule."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.layers.linear import linear, per_sample, weight_slots
+from lsg.layers.site import Site
+from lsg.layers.slot import Slot
+
+
+def multihead_attention_forward(
+    module: nn.MultiheadAttention,
+    site: Site,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What `nn.MultiheadAttention.forward` computes for batch-first inputs (B, tokens, width)."""
+    q, k, v = _projections(module, site, query, key, value)
+    if module.bias_k is not None and module.bias_v is not None:
+        k = torch.cat([k, _extra_token(module.bias_k, site.slots.get("bias_k"), k)], dim=1)
+        v = torch.cat([v, _extra_token(module.bias_v, site.slots.get("bias_v"), v)], dim=1)
+    if module.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+    # The hint `is_causal` comes with a mask that says the same, so the mask alone is enough.
+    mask = _joined_mask(module, attn_mask, key_padding_mask, q, k)
+    dropout = module.dropout if module.training else 0.0
+    weights = None
+    if need_weights:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        attention = (scores if mask is None else scores + mask).softmax(-1)
+        attention = F.dropout(attention, dropout)
+        mixed = attention @ v
+        weights = attention.mean(1) if average_attn_weights else attention
+    else:
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    out = module.out_proj
+    joined = mixed.transpose(1, 2).flatten(2)
+    slots = weight_slots(site, "out_proj.weight")
+    return linear(site, joined, out.weight, out.bias, slots, site.slots.get("out_proj.bias")), weights
+
+
+def _projections(
+    module: nn.MultiheadAttention, site: Site, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, ...]:
+    """Queries, keys and values. One matrix product where all three are the same input and the weight is packed."""
+    bias, bias_slot = module.in_proj_bias, site.slots.get("in_proj_bias")
+    if module.in_proj_weight is not None and query is key and key is value:
+        slots = weight_slots(site, "in_proj_weight")
+        return linear(site, query, module.in_proj_weight, bias, slots, bias_slot).chunk(3, dim=-1)
+    if module.in_proj_weight is not None:
+        # Different inputs meet different thirds of one weight: each input goes through all of it, two thirds are
+        # dropped. Simple, and right for a weight that is projected as a whole.
+        slots = weight_slots(site, "in_proj_weight")
+        inputs = (query, key, value)
+        packed = [linear(site, x, module.in_proj_weight, bias, slots, bias_slot) for x in inputs]
+        return tuple(p.chunk(3, dim=-1)[i] for i, p in enumerate(packed))
+    separate = zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), (query, key, value), strict=True)
+    projected = [linear(site, x, getattr(module, n), None, [site.slots.get(n)], None) for n, x in separate]
+    if bias is None:
+        return tuple(projected)
+    shifts = per_sample(bias.detach(), bias_slot, 3).chunk(3, dim=-1)
+    return tuple(p + shift for p, shift in zip(projected, shifts, strict=True))
+
+
+def _extra_token(parameter: Tensor, slot: Slot | None, like: Tensor) -> Tensor:
+    """bias_k or bias_v (1, 1, width) as one more token of each sample."""
+    value: Any = parameter.detach()
+    if slot is not None:
+        value = value + slot.carriers[0].squeeze(1)
+    return value.expand(like.shape[0], 1, -1).to(like.dtype)
+
+
+def _joined_mask(
+    module: nn.MultiheadAttention, attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor
+) -> Tensor | None:
+    """Attention mask and padding mask as one additive mask that broadcasts to (B, heads, queries, keys)."""
+    extra = (module.bias_k is not None) + module.add_zero_attn
+    joined: Tensor | None = None
+    for mask, is_padding in ((attn_mask, False), (padding, True)):
+        if mask is None:
+            continue
+        wide = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
+        wide = F.pad(wide.to(q.dtype), (0, int(extra)))
+        if is_padding:
+            wide = wide[:, None, None, :]
+        elif wide.dim() == 3:
+            wide = wide.unflatten(0, (-1, module.num_heads))
+        joined = wide if joined is None else joined + wide
+    return joined

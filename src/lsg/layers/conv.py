@@ -1,0 +1,156 @@
+"""Convolutions in one, two and three dimensions; per-sample gradients of kernel and bias.
+
+The kernel is seen as M (out x in*taps) with row factor A (out x r) and column factor C (r x in*taps), so that C is
+itself a kernel with r output channels. With a = conv(x, C) and h = A^T g a sample's gradients in factor space are
+dA^T = a g^T  and  dC = sum over positions of h times the input patch. The latter spreads the r channels of h over
+the taps, never the input's channels: one batched product against x itself.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.layers.linear import compute_dtype, select, weight_operands
+from lsg.layers.site import Site
+
+_CONV = (None, F.conv1d, F.conv2d, F.conv3d)
+
+
+class _Conv(torch.autograd.Function):
+    """y = conv(x, weight) + bias for x (B, in, *space), with carriers in place of the kernel's own gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        row_factor: Tensor | None,
+        column_factor: Tensor | None,
+        rows_kept: Tensor | None,
+        columns_kept: Tensor | None,
+        row_carrier: Tensor | None,
+        column_carrier: Tensor | None,
+        dense_carrier: Tensor | None,
+        bias_carrier: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        return _convolve(x, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
+        ctx.save_for_backward(x, weight, row_factor, column_factor, rows_kept, columns_kept)
+        ctx.geometry = inputs[-4:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        needs = ctx.needs_input_grad
+        d_x = d_rows = d_columns = d_dense = d_bias = None
+        if needs[0]:
+            d_x = _convolution_backward(g, x, weight, ctx.geometry, (True, False))[0]
+        g_BOP = g.flatten(2)
+        if needs[7]:
+            kernel = column_factor.view(-1, *weight.shape[1:])
+            a_BrP = _convolve(x, kernel, None, stride, padding, dilation, 1).flatten(2)
+            d_rows = select(a_BrP @ g_BOP.mT, rows_kept)
+            h_Br = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
+            d_columns = select(_patch_products(h_Br, x, weight.shape[2:], stride, padding, dilation), columns_kept)
+        if needs[9]:
+            d_dense = _per_sample_kernel_gradient(g, x, weight, ctx.geometry)
+        if needs[10]:
+            d_bias = g_BOP.sum(-1)
+        return (d_x, *(None,) * 6, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
+
+
+def _convolve(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    conv = _CONV[x.dim() - 2]
+    assert conv is not None
+    return conv(x, kernel, bias, stride, padding, dilation, groups)
+
+
+def _convolution_backward(
+    g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...], wanted: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    stride, padding, dilation, groups = geometry
+    no_output_padding = [0] * len(stride)
+    d_x, d_weight, _ = torch.ops.aten.convolution_backward(
+        g, x, weight, None, stride, padding, dilation, False, no_output_padding, groups, [*wanted, False]
+    )
+    return d_x, d_weight
+
+
+def _patch_products(
+    h: Tensor, x: Tensor, taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """sum_o h[r, o] x[c, o*stride + tap*dilation - padding] -> (B, r, c*taps), spreading h (r channels), not x."""
+    batch, r, *out_sizes = h.shape
+    in_sizes = x.shape[2:]
+    # The canvas holds h at the input positions o*stride, moved by `offset` so that no tap reads before its start.
+    offsets = [max(0, (k - 1) * d - p) for k, d, p in zip(taps, dilation, padding, strict=True)]
+    spans = [o + (n - 1) * s + 1 for o, n, s in zip(offsets, out_sizes, stride, strict=True)]
+    sizes = [max(span, o + p + i) for span, o, p, i in zip(spans, offsets, padding, in_sizes, strict=True)]
+    canvas = h.new_zeros(batch, r, *sizes)
+    canvas[(..., *(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True)))] = h
+    shifted = []
+    for tap in itertools.product(*(range(k) for k in taps)):
+        starts = [o + p - t * d for o, p, t, d in zip(offsets, padding, tap, dilation, strict=True)]
+        shifted.append(canvas[(..., *(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True)))])
+    h_Brtq = torch.stack(shifted, dim=2).flatten(3)
+    products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
+    return products.unflatten(1, (r, -1)).mT.flatten(2)
+
+
+def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+    """Samples as groups of one big convolution: (B, *kernel shape)."""
+    stride, padding, dilation, groups = geometry
+    batch = x.shape[0]
+    shape_only = weight.expand(batch, *weight.shape).flatten(0, 1)
+    wide = (stride, padding, dilation, groups * batch)
+    grouped = _convolution_backward(
+        g.flatten(0, 1).unsqueeze(0), x.flatten(0, 1).unsqueeze(0), shape_only, wide, (False, True)
+    )
+    return grouped[1].unflatten(0, (batch, -1))
+
+
+def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, input: Tensor) -> Tensor:
+    dtype = compute_dtype(input)
+    x = site.batch_first(input, module.weight.dim() - 1).to(dtype)
+    padding: Any = module.padding
+    if module.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        padding = (0,) * len(module.stride)
+    operands = weight_operands(site.slots.get("weight"), dtype)
+    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    bias_slot = site.slots.get("bias")
+    return _Conv.apply(
+        x,
+        module.weight.detach().to(dtype),
+        bias,
+        *operands,
+        bias_slot.carriers[0] if bias_slot else None,
+        module.stride,
+        padding,
+        module.dilation,
+        module.groups,
+    )

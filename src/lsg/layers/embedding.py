@@ -1,0 +1,100 @@
+"""Embedding tables; per-sample gradients. y = M[token], so dA^T scatters C g into token columns and dC = A[token]^T g."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.errors import PrivacyError
+from lsg.layers.linear import select, weight_operands
+from lsg.layers.site import Site
+
+
+class _Embedding(torch.autograd.Function):
+    """y = weight[token] for token (B, ...), with carriers in place of the table's own gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        token: Tensor,
+        weight: Tensor,
+        padding_idx: int | None,
+        row_factor: Tensor | None,
+        column_factor: Tensor | None,
+        rows_kept: Tensor | None,
+        columns_kept: Tensor | None,
+        row_carrier: Tensor | None,
+        column_carrier: Tensor | None,
+        dense_carrier: Tensor | None,
+    ) -> Tensor:
+        return F.embedding(token, weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        token, weight, padding_idx, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
+        ctx.save_for_backward(token, row_factor, column_factor, rows_kept, columns_kept)
+        ctx.padding_idx, ctx.table_rows = padding_idx, weight.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        token, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
+        token_BT = token.reshape(token.shape[0], -1)
+        g_BTD = g.reshape(*token_BT.shape, -1)
+        if ctx.padding_idx is not None:
+            g_BTD = g_BTD * (token_BT != ctx.padding_idx).unsqueeze(-1)
+        d_rows = d_columns = d_dense = None
+        if ctx.needs_input_grad[7]:
+            d_rows = _scatter_rows(token_BT, column_factor @ g_BTD.mT, rows_kept, ctx.table_rows)
+            d_columns = select(row_factor[token_BT].mT @ g_BTD, columns_kept)
+        if ctx.needs_input_grad[9]:
+            d_dense = _scatter_rows(token_BT, g_BTD.mT, None, ctx.table_rows).mT
+        return (*(None,) * 7, d_rows, d_columns, d_dense)
+
+
+def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, kept: Tensor | None, table_rows: int) -> Tensor:
+    """Sum values into their token's place: (B, r, kept rows). Tokens of masked rows land in a last place, cut off."""
+    width, place = table_rows, token_BT
+    if kept is not None:
+        width = kept.numel()
+        place_of = torch.full((table_rows,), width, device=kept.device, dtype=torch.long)
+        place = place_of.index_copy(0, kept, torch.arange(width, device=kept.device))[token_BT]
+    index = place.unsqueeze(1).expand_as(values_BrT)
+    empty = values_BrT.new_zeros(*values_BrT.shape[:2], width + (kept is not None))
+    return empty.scatter_add(2, index, values_BrT)[..., :width]
+
+
+def embedding(site: Site, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
+    """`F.embedding` with per-sample gradients. Indices without a batch dimension serve every sample alike."""
+    token_B = _per_sample_tokens(site, token)
+    slot = site.slots["weight"]
+    value = weight.detach()
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += value.shape[0]
+    return _Embedding.apply(token_B, value, padding_idx, *weight_operands(slot, value.dtype))
+
+
+def _per_sample_tokens(site: Site, token: Tensor) -> Tensor:
+    if token.dim() > 0:
+        site.batch.require(token.shape[0])
+    size = site.batch.size
+    assert size is not None
+    if token.dim() > 0 and token.shape[0] == 1:
+        return token.expand(size, *token.shape[1:])
+    shared = token.dim() == 0 or token.shape[0] != size
+    if site.shared_input is None:
+        site.shared_input = shared  # decided once: a length that happens to equal the batch size must not flip it
+    if site.shared_input:
+        return token.expand(size, *token.shape)
+    if shared:
+        raise PrivacyError(
+            f"embedding '{site.name}' got indices of shape {tuple(token.shape)} in a batch of {size} samples, "
+            "but took batch-first indices before: give it one row of indices for each sample"
+        )
+    return token
+
+
+def embedding_forward(module: nn.Embedding, site: Site, input: Tensor) -> Tensor:
+    return embedding(site, input, module.weight, module.padding_idx)

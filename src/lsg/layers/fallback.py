@@ -1,0 +1,81 @@
+"""Any other module: vmap over its own forward, so that custom layers work out of the box.
+
+Each sample runs as a batch of one with its own copy of the module's parameters (value + carrier); gradients are dense.
+Modules inside it keep their own rules, and see one sample's slice of their carriers.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from lsg.layers.site import Site
+from lsg.layers.slot import Slot
+
+
+def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
+    """The module's own forward, sample by sample in one vectorised call."""
+
+    def forward(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        site.bypass = True
+        try:
+            return functional_call(module, values, args, kwargs)
+        finally:
+            site.bypass = False
+
+    return _each_sample(site, forward, _inner_slots(module), args, kwargs)
+
+
+def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) -> Any:
+    """A relative attention bias (T5, MPNet): a table looked up by distance alone, so each sample gets a bias of its own.
+
+    (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
+    """
+    table: nn.Embedding = module.relative_attention_bias
+
+    def compute(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        value = values["relative_attention_bias.weight"]
+        table.forward = lambda index: F.embedding(index, value)  # type: ignore[method-assign]
+        try:
+            return site.plain(*args, **kwargs)
+        finally:
+            del table.forward
+
+    return _each_sample(site, compute, [], args, kwargs)
+
+
+def _each_sample(
+    site: Site, run: Callable[..., Any], inner: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """run(parameter values, *args, **kwargs) for each sample as a batch of one, vectorised over the samples."""
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
+    if first is not None:
+        site.batch.require(first.shape[0])
+    size = site.batch.size
+    batched = [isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == size for leaf in leaves]
+
+    def one_sample(own: dict[str, Tensor], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
+        rows = [leaf.unsqueeze(0) if flag else leaf for leaf, flag in zip(leaves, batched, strict=True)]
+        sample_args, sample_kwargs = pytree.tree_unflatten(rows, structure)
+        values = {name: site.slots[name].value + carrier for name, carrier in own.items()}
+        with ExitStack() as stack:
+            stack.enter_context(site.batch.of_one())
+            for slot, carriers in zip(inner, borrowed, strict=True):
+                stack.enter_context(slot.borrowed(tuple(c.unsqueeze(0) for c in carriers)))
+            out = run(values, *sample_args, **sample_kwargs)
+        return pytree.tree_map_only(Tensor, lambda t: t.squeeze(0), out)
+
+    dims = (0, 0, *(0 if flag else None for flag in batched))
+    own = {name: slot.carriers[0] for name, slot in site.slots.items()}
+    return vmap(one_sample, in_dims=dims, randomness="different")(own, [slot.carriers for slot in inner], *leaves)
+
+
+def _inner_slots(module: nn.Module) -> list[Slot]:
+    """The slots of the modules inside, each once."""
+    sites = [child._lsg for child in module.modules() if child is not module and getattr(child, "_lsg", None)]
+    return list({id(slot): slot for inner in sites for slot in inner.slots.values()}.values())

@@ -1,0 +1,87 @@
+"""The sample-independence check: run once, on the first batch of several samples, before anything is trained.
+
+Clipping bounds one sample's influence only if its gradient is its own. The carriers make that checkable: the inputs
+of every layer and the outputs of the model that belong to one half of the batch must have exactly zero gradient with
+respect to the carriers of the other half.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lsg.errors import PrivacyError
+from lsg.layers.slot import Slot
+
+
+def check_independence(
+    model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot], size: int, args: Any, kwargs: Any
+) -> None:
+    """Raise PrivacyError, naming the first layer whose input mixes samples, if any does."""
+    seen: list[tuple[str, Tensor]] = []
+    hooks = [module.register_forward_pre_hook(_watch(module, size, seen), with_kwargs=True) for module in modules]
+    devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            output = _run(model, args, kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seen += [("the model's output", t) for t in pytree.tree_leaves(_plain_tree(output)) if _comparable(t, size)]
+    carriers = [carrier for slot in slots for carrier in slot.carriers]
+    if not _mixes([tensor for _, tensor in seen], carriers, size):
+        return
+    culprit = next(name for name, tensor in seen if _mixes([tensor], carriers, size))
+    raise PrivacyError(
+        f"samples of a batch influence each other before {culprit}: per-sample clipping would not bound one "
+        "sample's influence. Look for statistics or shuffles over the batch, inputs that are not batch first, "
+        "or a layer that mixes samples, and remove it"
+    )
+
+
+def _watch(module: nn.Module, size: int, seen: list[tuple[str, Tensor]]) -> Callable[..., None]:
+    name = f"layer '{module._lsg.name}'"  # type: ignore[union-attr]
+
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.extend((name, t) for t in pytree.tree_leaves((args, kwargs)) if _comparable(t, size))
+
+    return hook
+
+
+def _run(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    # The plain forward of the class: the model's own hooks have seen this call already.
+    return model.forward(*args, **kwargs)
+
+
+def _plain_tree(output: Any) -> Any:
+    """transformers' outputs are ordered dicts that pytree may not know."""
+    return tuple(output.values()) if isinstance(output, dict) else output
+
+
+def _comparable(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.dim() > 0 and value.shape[0] % size == 0
+
+
+def _mixes(tensors: Sequence[Tensor], carriers: Sequence[Tensor], size: int) -> bool:
+    half = size // 2
+    for mine, others in ((slice(0, half), slice(half, size)), (slice(half, size), slice(0, half))):
+        total = sum(_probe(tensor.unflatten(0, (size, -1))[mine]) for tensor in tensors)
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            continue
+        grads = torch.autograd.grad(total, carriers, retain_graph=True, allow_unused=True)
+        if any(g is not None and _nonzero(g[others]) for g in grads):
+            return True
+    return False
+
+
+def _nonzero(gradient: Tensor) -> bool:
+    # A broken sample (inf, nan) gives 0 * inf = nan, which is no evidence of mixing.
+    return bool((gradient.nan_to_num(0.0) != 0).any())
+
+
+def _probe(values: Tensor) -> Tensor:
+    """A weighted sum with unequal weights, so that no symmetry (a softmax sums to one) hides a dependence."""
+    weights = torch.linspace(0.5, 1.5, values.numel(), device=values.device, dtype=torch.float64)
+    return (values.double() * weights.view_as(values).cos()).nansum()

@@ -1,0 +1,143 @@
+"""Linear layers: `nn.Linear` and transformers' `Conv1D`; per-sample gradients of weight and bias.
+
+For y = x M^T with M (out x in), row factor A (out x r), column factor C (r x in) and g = dloss/dy, a sample's
+gradients in factor space are  dA^T = (x C^T)^T g  and  dC = (g A)^T x.  The out x in gradient is never formed.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.layers.site import Site
+from lsg.layers.slot import Slot
+
+
+class _Linear(torch.autograd.Function):
+    """y = x weight^T + bias for x (B, ..., in), with carriers in place of the weight's own gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        row_factor: Tensor | None,
+        column_factor: Tensor | None,
+        rows_kept: Tensor | None,
+        columns_kept: Tensor | None,
+        row_carrier: Tensor | None,
+        column_carrier: Tensor | None,
+        dense_carrier: Tensor | None,
+        bias_carrier: Tensor | None,
+    ) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
+        ctx.save_for_backward(x, weight, row_factor, column_factor, rows_kept, columns_kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
+        x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        d_x = g @ weight if needs[0] else None
+        x_BTI, g_BTO = x.reshape(x.shape[0], -1, x.shape[-1]), g.reshape(g.shape[0], -1, g.shape[-1])
+        d_rows = d_columns = d_dense = d_bias = None
+        if needs[7]:
+            d_rows = select((x_BTI @ column_factor.mT).mT @ g_BTO, rows_kept)
+            d_columns = select((g_BTO @ row_factor).mT @ x_BTI, columns_kept)
+        if needs[9]:
+            d_dense = g_BTO.mT @ x_BTI
+        if needs[10]:
+            d_bias = g_BTO.sum(1)
+        return (d_x, *(None,) * 6, d_rows, d_columns, d_dense, d_bias)
+
+
+def select(values: Tensor, kept: Tensor | None) -> Tensor:
+    """The kept entries along the last dimension."""
+    return values if kept is None else values.index_select(-1, kept)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that matrix products on x run in: autocast's where it is on."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def weight_operands(slot: Slot | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    """A weight's slot -> row factor, column factor, kept rows, kept columns, row, column and dense carrier."""
+    if slot is None:
+        return (None,) * 7
+    space = slot.subspace
+    if space is None:
+        return (None, None, None, None, None, None, slot.carriers[0])
+    factors = space.row_factor.to(dtype), space.column_factor.to(dtype)
+    return (*factors, space.rows_kept, space.columns_kept, *slot.carriers, None)
+
+
+def transpose_operands(operands: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """The same for the transposed matrix: rows become columns."""
+    row_factor, column_factor, rows_kept, columns_kept, rows, columns, dense = operands
+    flipped = (None if f is None else f.mT for f in (column_factor, row_factor))
+    return (*flipped, columns_kept, rows_kept, columns, rows, None if dense is None else dense.mT)
+
+
+def linear(
+    site: Site,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_slots: list[Slot | None],
+    bias_slot: Slot | None,
+    *,
+    stored_inputs_first: bool = False,
+) -> Tensor:
+    """`F.linear` with per-sample gradients; `weight_slots` has three entries for a split query-key-value weight."""
+    dtype = compute_dtype(x)
+    x_B = site.batch_first(x, 1).to(dtype)
+    matrix = weight.detach().mT if stored_inputs_first else weight.detach()
+    parts = []
+    for slot, part in zip(weight_slots, matrix.chunk(len(weight_slots)), strict=True):
+        operands = weight_operands(slot, dtype)
+        if stored_inputs_first:
+            operands = transpose_operands(operands)
+        whole = len(weight_slots) == 1 and bias is not None
+        plain_bias = bias.detach().to(dtype) if whole and bias is not None else None
+        bias_carrier = bias_slot.carriers[0] if whole and bias_slot is not None else None
+        parts.append(_Linear.apply(x_B, part.to(dtype), plain_bias, *operands, bias_carrier))
+    y: Tensor = parts[0]
+    if len(parts) > 1:
+        y = torch.cat(parts, dim=-1)
+        if bias is not None:
+            y = y + per_sample(bias.detach(), bias_slot, y.dim()).to(dtype)
+    return site.unfold(y, x)
+
+
+def per_sample(value: Tensor, slot: Slot | None, dimensions: int) -> Tensor:
+    """A vector as (B, 1, ..., features), so that adding or multiplying it gives each sample a gradient of its own."""
+    if slot is None:
+        return value
+    wide: Tensor = value + slot.carriers[0]
+    return wide.reshape(wide.shape[0], *(1,) * (dimensions - 2), wide.shape[-1])
+
+
+def weight_slots(site: Site, name: str = "weight") -> list[Slot | None]:
+    """The slot of a weight, or the three slots of a split one."""
+    split = [site.slots[key] for key in (f"{name}[{i}]" for i in range(3)) if key in site.slots]
+    return list(split) or [site.slots.get(name)]
+
+
+def linear_forward(module: nn.Linear, site: Site, input: Tensor) -> Tensor:
+    return linear(site, input, module.weight, module.bias, weight_slots(site), site.slots.get("bias"))
+
+
+def conv1d_forward(module: Any, site: Site, x: Tensor) -> Tensor:
+    """transformers' Conv1D: a linear layer whose weight is stored in x out."""
+    slots = weight_slots(site)
+    return linear(site, x, module.weight, module.bias, slots, site.slots.get("bias"), stored_inputs_first=True)

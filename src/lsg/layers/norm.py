@@ -1,0 +1,103 @@
+"""LayerNorm, GroupNorm and InstanceNorm with affine parameters; per-sample gradients of scale and shift.
+
+All three are y = normalised(x) * scale + shift, so a sample's gradients are sums of g * normalised(x) and of g over
+the positions that share a parameter. RMS norms go through the vmap fallback, which does just that for them.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.layers.site import Site
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Layer norm of x (B, ..., *shape) over `shape`, with carriers (B, *shape) for scale and shift."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        shape: tuple[int, ...],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        weight_carrier: Tensor | None,
+        bias_carrier: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.native_layer_norm(x, shape, weight, bias, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, shape, weight, bias, *_ = inputs
+        _, mean, rstd = output
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.shape = shape
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        g = grads[0].contiguous()
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        d_x = None
+        if needs[0]:
+            only_x = [True, False, False]
+            d_x = torch.ops.aten.native_layer_norm_backward(g, x, ctx.shape, mean, rstd, weight, bias, only_x)[0]
+        d_weight = _sum_positions(g * ((x - mean) * rstd), ctx.shape) if needs[5] else None
+        d_bias = _sum_positions(g, ctx.shape) if needs[6] else None
+        return d_x, None, None, None, None, d_weight, d_bias
+
+
+def _sum_positions(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(B, ..., *shape) -> (B, *shape)."""
+    return values.reshape(values.shape[0], -1, *shape).sum(1)
+
+
+def _carrier(site: Site, name: str) -> Tensor | None:
+    slot = site.slots.get(name)
+    return slot.carriers[0] if slot else None
+
+
+def _detached(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if value is None else value.detach().to(dtype)
+
+
+def _norm_input(x: Tensor) -> Tensor:
+    """Norms run in float32 under autocast, as PyTorch's own do on a GPU."""
+    return x.float() if torch.is_autocast_enabled(x.device.type) and x.dtype.itemsize < 4 else x
+
+
+def layer_norm_forward(module: nn.LayerNorm, site: Site, input: Tensor) -> Tensor:
+    shape = tuple(module.normalized_shape)
+    x = _norm_input(site.batch_first(input, len(shape)))
+    weight, bias = _detached(module.weight, x.dtype), _detached(module.bias, x.dtype)
+    carriers = _carrier(site, "weight"), _carrier(site, "bias")
+    y: Tensor = _LayerNorm.apply(x, shape, weight, bias, module.eps, *carriers)[0]
+    return site.unfold(y, input)
+
+
+def group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Tensor:
+    x = _norm_input(site.batch_first(input, input.dim() - 1))
+    return _channel_affine(module, site, F.group_norm(x, module.num_groups, None, None, module.eps))
+
+
+def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) -> Tensor:
+    module._check_input_dim(input)
+    x = _norm_input(site.batch_first(input, input.dim() - 1))
+    return _channel_affine(module, site, F.instance_norm(x, eps=module.eps))
+
+
+def _channel_affine(module: Any, site: Site, normalised: Tensor) -> Tensor:
+    """normalised (B, channels, *space) * scale + shift; autograd sums the carriers' gradients over space."""
+    y = normalised
+    for name, combine in (("weight", torch.mul), ("bias", torch.add)):
+        value = _detached(getattr(module, name), y.dtype)
+        if value is not None:
+            carrier = _carrier(site, name)
+            wide = value.expand(1, -1) if carrier is None else value + carrier
+            y = combine(y, wide.reshape(*wide.shape, *(1,) * (y.dim() - 2)))
+    return y

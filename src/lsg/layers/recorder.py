@@ -1,0 +1,167 @@
+"""A model in, per-sample gradients out: puts rules on the model's modules and carriers into their slots."""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lsg.errors import PrivacyError
+from lsg.layers.independence import check_independence
+from lsg.layers.site import Batch, Site, install, uninstall
+from lsg.layers.slot import Slot
+from lsg.methods import Method
+from lsg.planning import Plan
+from lsg.subspace.refresh import refresh
+
+
+class Recorder:
+    """Owns the slots of a model and the rules on its modules, from `attach` to `detach`."""
+
+    def __init__(self, model: nn.Module, plan: Plan, method: Method, generator: torch.Generator) -> None:
+        self.model, self.method, self.generator = model, method, generator
+        self.slots: dict[str, Slot] = {
+            t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
+            for t in plan.treatments
+            if t.kind != "frozen"
+        }
+        self.batch = Batch(self.prepare)
+        self.step = 0  # the logical step that the subspaces are for
+        self.holding = False  # True while a logical batch is under way: its subspaces must not change
+        self._seen_weights: tuple[int, ...] | None = None
+        self._independent = False
+        self._modules = [use.module for use in plan.uses]
+        for use in plan.uses:
+            slots = {}
+            for local, name in use.parameters.items():
+                parts = plan.splits.get(name, [name])
+                keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
+                slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
+            install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
+        hooks = _RootHooks(self)
+        self._handles = [
+            model.register_forward_pre_hook(hooks.before, with_kwargs=True),
+            model.register_forward_hook(hooks.after, always_call=True),
+        ]
+
+    def detach(self) -> None:
+        """Leave the model as it was found."""
+        for handle in self._handles:
+            handle.remove()
+        for module in self._modules:
+            uninstall(module)
+
+    @torch.compiler.disable
+    def prepare(self, size: int) -> None:
+        """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
+        if size != self.batch.size and self.pending:
+            raise PrivacyError(
+                f"a batch of {size} samples came while gradients of {self.batch.size} samples wait: "
+                "call optimizer.step() after each loss.backward()"
+            )
+        refreshed = self._refresh_if_stale()
+        if refreshed or size != self.batch.size:
+            self.batch.size = size
+            for slot in self.slots.values():
+                slot.arm(size)
+
+    def _refresh_if_stale(self) -> bool:
+        weights = (self.step, *(slot.parameter._version for slot in self.slots.values()))
+        if self.holding or self.pending or weights == self._seen_weights:
+            return False
+        refresh(list(self.slots.values()), self.method, self.step, self.generator)
+        self._seen_weights = weights
+        return True
+
+    def ready(self) -> dict[str, Slot]:
+        """The slots, with the subspaces of the current step."""
+        if self._refresh_if_stale():
+            self.batch.size = None  # carriers are made anew at the next forward
+        return self.slots
+
+    @torch.compiler.disable
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At the first batch of several samples: no sample's result may depend on another sample."""
+        if not self._independent and self.batch.size is not None and self.batch.size > 1:
+            check_independence(self.model, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            self._independent = True
+
+    @property
+    def pending(self) -> bool:
+        return any(slot.pending for slot in self.slots.values())
+
+    def escaped(self) -> list[str]:
+        """Parameters that got a gradient of their own: they were used outside the rules."""
+        return [slot.name for slot in self.slots.values() if slot.parameter.grad is not None]
+
+    def blocks(self) -> list[Tensor]:
+        """Per-sample gradients after a backward pass, a (B, dimensions) matrix for each slot."""
+        return [slot.block() for slot in self.slots.values()]
+
+    def clear(self) -> None:
+        """Forget the per-sample gradients of this micro-batch."""
+        for slot in self.slots.values():
+            slot.disarm()
+
+    def advance(self) -> None:
+        """The logical step is over: the next forward gets new subspaces."""
+        self.step += 1
+        self.holding = False
+
+
+class _RootHooks:
+    """Hooks on the model itself: they learn the batch size of a forward. A copy of the model gets inert ones."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = weakref.ref(recorder)
+        self.before, self.after = _Hook(self._before), _Hook(self._after)
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self._recorder()
+        if recorder is None or not torch.is_grad_enabled() or recorder.batch.rooted:
+            return
+        size = batch_size((args, kwargs))
+        if size is not None:
+            recorder.prepare(size)
+        recorder.batch.rooted = True
+        recorder.check(args, kwargs)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.batch.rooted = False
+
+
+class _Hook:
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _no_hook
+
+    def __reduce__(self) -> str:
+        return "_no_hook"
+
+
+def _no_hook(*args: Any) -> None:
+    """What a copy of a private model has in place of its hooks."""
+
+
+def batch_size(inputs: Any) -> int | None:
+    """The leading dimension of the first tensor among a model's inputs."""
+    for leaf in _tensors(pytree.tree_leaves(inputs)):
+        return leaf.shape[0]
+    return None
+
+
+def _tensors(leaves: Iterable[Any]) -> Iterable[Tensor]:
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            yield leaf
+        elif isinstance(leaf, Mapping):  # transformers' BatchEncoding is a mapping that pytree does not know
+            yield from _tensors(pytree.tree_leaves(dict(leaf)))

@@ -1,0 +1,121 @@
+"""Sites: a module whose forward goes through a rule, and how that is put on and taken off again.
+
+The module stays the same object of the same class: only its instance gets a `forward`, a bound method, and a `_lsg`
+attribute. A copy or a pickle of the module gets neither: it is the plain module.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsg.errors import PrivacyError
+from lsg.layers.slot import Slot
+
+RuleForward = Callable[..., Any]  # (module, site, *args, **kwargs) -> what the module's own forward would return
+
+
+class Batch:
+    """How many samples the micro-batch in flight has; one object shared by all sites of an engine."""
+
+    def __init__(self, require: Callable[[int], None]) -> None:
+        self.size: int | None = None
+        self.rooted = False  # whether the forward in flight began at the model itself
+        self._require = require
+
+    def require(self, size: int) -> None:
+        """Make carriers for `size` samples where a forward begins at a part of the model."""
+        if not self.rooted and self.size != size:
+            self._require(size)
+
+    @contextmanager
+    def of_one(self) -> Iterator[None]:
+        """Inside vmap each module sees a batch of one sample."""
+        size, rooted, self.size, self.rooted = self.size, self.rooted, 1, True
+        try:
+            yield
+        finally:
+            self.size, self.rooted = size, rooted
+
+
+class Site:
+    """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight."""
+
+    def __init__(self, name: str, slots: dict[str, Slot], batch: Batch, forward: RuleForward, method: str) -> None:
+        self.name, self.slots, self.batch, self.rule, self.method = name, slots, batch, forward, method
+        self.plain: Callable[..., Any]
+        self.bypass = False  # True while the rule itself runs the plain forward
+        # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
+        self.shared_input: bool | None = None  # indices have no batch dimension (positions)
+        self.folds = False  # inputs are flattened (B, k)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return (_nothing, ())
+
+    def batch_first(self, x: Tensor, features: int) -> Tensor:
+        """x as (B, ..., features...), where `features` trailing dimensions belong to the layer.
+
+        A leading 1 is a value shared by all samples and is repeated for each. A leading k*B is a flattened (B, k), as
+        some models do before their linear layers; that its rows go sample by sample is checked once
+        (`independence.py`).
+        """
+        lead = x.shape[0] if x.dim() > features else 0
+        if lead > 1 and not self.folds:
+            self.batch.require(lead)
+        size = self.batch.size
+        if size is not None and lead == size:
+            return x
+        if size is not None and lead == 1:
+            return x.expand(size, *x.shape[1:])
+        if size and lead and x.dim() == features + 1 and lead % size == 0:
+            self.folds = True
+            return x.unflatten(0, (size, lead // size))
+        raise PrivacyError(
+            f"layer '{self.name}' got an input of shape {tuple(x.shape)} in a batch of {size} samples: "
+            "the first dimension must be the sample (batch first), or samples cannot be told apart"
+        )
+
+    def unfold(self, y: Tensor, x: Tensor) -> Tensor:
+        """An output for the samples of `batch_first(x)`, in the shape that x had."""
+        return y.flatten(0, 1) if x.shape[0] not in (1, y.shape[0]) else y
+
+
+def _nothing() -> None:
+    return None
+
+
+def _through_rule(method: str) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        site: Site | None = self._lsg  # type: ignore[assignment]
+        if site is None:  # a copy of a private model is a plain model
+            return getattr(type(self), method)(self, *args, **kwargs)
+        if site.bypass or not torch.is_grad_enabled():
+            return site.plain(*args, **kwargs)
+        return site.rule(self, site, *args, **kwargs)
+
+    forward.__name__ = method  # a pickled bound method is looked up by name: the plain one is found
+    return forward
+
+
+_PATCHES = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias")}
+
+
+def install(module: nn.Module, site: Site) -> None:
+    site.plain = getattr(module, site.method)
+    module._lsg = site  # type: ignore[assignment]
+    setattr(module, site.method, types.MethodType(_PATCHES[site.method], module))
+
+
+def uninstall(module: nn.Module) -> None:
+    site: Site = module._lsg  # type: ignore[assignment]
+    delattr(module, site.method)
+    plain = site.plain
+    if getattr(plain, "__func__", None) is not getattr(type(module), site.method):
+        setattr(module, site.method, plain)  # the instance had a forward of its own before
+    del module._lsg

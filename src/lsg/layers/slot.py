@@ -1,0 +1,131 @@
+"""Slots: a trained parameter's place in the private step, with its subspace and its carriers.
+
+A carrier is a zero-valued, zero-memory leaf of shape (batch, ...) that belongs to a *parameter*. Layers return the
+carriers' gradients instead of the weight's; autograd sums repeated uses of a parameter (tied weights, modules called
+several times), so that after a backward pass a carrier's `.grad` is the per-sample gradient of everything the
+parameter did. Only kept entries have room in it.
+
+Legend: B = samples of the micro-batch, r = rank.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lsg.subspace import Subspace
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer reads a weight as a matrix M = weight.flatten(1).
+
+    transposed: the paper's W (inputs first) is M's transpose. taps: neighbouring columns that form one input unit.
+    """
+
+    transposed: bool
+    taps: int = 1
+
+
+class Slot:
+    """One trained parameter (or one third of a fused one): projected where `layout` is set, dense where it is None."""
+
+    def __init__(
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        layout: Layout | None,
+        *,
+        narrow: tuple[int, int, int] | None = None,
+        maskable: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        self.name, self.parameter, self.layout = name, parameter, layout
+        self.narrow, self.maskable, self.scale = narrow, maskable, scale
+        self.subspace: Subspace | None = None  # set at each logical step when projected
+        self.elements_kept: Tensor | None = None  # indices into the flat weight (Sparse DPSGD), None = all
+        self.carriers: tuple[Tensor, ...] = ()
+        self.dtype = torch.promote_types(parameter.dtype, torch.float32)
+
+    @property
+    def value(self) -> Tensor:
+        """The weight, cut off from autograd: its own gradient is never wanted."""
+        weight = self.parameter.detach()
+        return weight if self.narrow is None else weight.narrow(*self.narrow)
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a sample's gradient has here, which is also how many get noise."""
+        if self.subspace is not None:
+            return sum(shape[1] * shape[2] for shape in self.shapes(1))
+        return self.value.numel() if self.elements_kept is None else self.elements_kept.numel()
+
+    def shapes(self, batch: int) -> list[tuple[int, ...]]:
+        space = self.subspace
+        if space is None:
+            return [(batch, *self.value.shape)]
+        rows = space.row_factor.shape[0] if space.rows_kept is None else space.rows_kept.numel()
+        columns = space.column_factor.shape[1] if space.columns_kept is None else space.columns_kept.numel()
+        return [(batch, space.rank, rows), (batch, space.rank, columns)]
+
+    def arm(self, batch: int) -> None:
+        """Fresh carriers for a micro-batch of this size."""
+        zero = torch.zeros((), dtype=self.dtype, device=self.parameter.device)
+        self.carriers = tuple(zero.expand(shape).requires_grad_() for shape in self.shapes(batch))
+
+    def disarm(self) -> None:
+        for carrier in self.carriers:
+            carrier.grad = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a backward pass has left per-sample gradients here."""
+        return any(carrier.grad is not None for carrier in self.carriers)
+
+    def gradients(self) -> list[Tensor]:
+        """Per-sample gradients of the kept entries as layers left them; zeros where a carrier was not reached."""
+        return [c.grad if c.grad is not None else torch.zeros_like(c) for c in self.carriers]
+
+    def block(self) -> Tensor:
+        """The same as one matrix (B, dimensions), scaled as it enters the norm."""
+        flat = [gradient.flatten(1) for gradient in self.gradients()]
+        block = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        if self.elements_kept is not None:
+            block = block.index_select(1, self.elements_kept)
+        return block if self.scale == 1.0 else block * self.scale
+
+    def inspect(self) -> Tensor | tuple[Tensor, Tensor]:
+        """Per-sample gradients at full size: (B, *shape), or (B, m, r) and (B, r, n); masked entries are zero."""
+        if self.subspace is not None:
+            return self.subspace.unpack(*self.gradients())
+        (dense,) = self.gradients()
+        if self.elements_kept is None:
+            return dense
+        kept = dense.flatten(1).index_select(1, self.elements_kept)
+        return torch.zeros_like(dense.flatten(1)).index_copy(1, self.elements_kept, kept).view_as(dense)
+
+    def lift(self, vector: Tensor) -> Tensor:
+        """A (noisy) sum of `dimensions` numbers -> the gradient for the parameter (or its part), at full size."""
+        if self.subspace is not None:
+            (_, r, rows), (_, _, columns) = self.shapes(1)
+            row_part, column_part = vector.split([r * rows, r * columns])
+            d_left, d_right = self.subspace.unpack(row_part.view(r, rows), column_part.view(r, columns))
+            lifted = self.subspace.lift(d_left.to(self.subspace.left.dtype), d_right.to(self.subspace.left.dtype))
+            if self.elements_kept is not None:  # "direct" sparsification: a mask after lifting
+                kept = lifted.flatten().index_select(0, self.elements_kept)
+                lifted = torch.zeros_like(lifted).flatten().index_copy(0, self.elements_kept, kept)
+            return lifted.reshape(self.value.shape)
+        if self.elements_kept is not None:
+            vector = vector.new_zeros(self.value.numel()).index_copy(0, self.elements_kept, vector)
+        return vector.view(self.value.shape)
+
+    @contextmanager
+    def borrowed(self, carriers: tuple[Tensor, ...]) -> Iterator[None]:
+        """Use other carriers for a while (one sample's slice of them inside vmap)."""
+        own, self.carriers = self.carriers, carriers
+        try:
+            yield
+        finally:
+            self.carriers = own

@@ -1,0 +1,123 @@
+"""The private DataLoader: Poisson logical batches as physical micro-batches, with empty draws handled out of sight."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from lsg.errors import ConfigurationError
+from lsg.sampling import LogicalBatches, SamplingPlan
+
+
+class StepGate(Protocol):
+    """What the loader tells the optimizer."""
+
+    def begin_micro_batch(self, *, last: bool) -> None:
+        """A micro-batch goes out; `last` says that it ends its logical batch."""
+
+    def empty_step(self) -> None:
+        """A logical batch has no samples: take its (noisy, accounted) step now."""
+
+    def enter_epoch(self) -> None:
+        """A new epoch begins: what an epoch left in the middle had summed up is dropped; none of it was released."""
+
+    def leave_epoch(self) -> None:
+        """No micro-batch is in flight any more: a step taken now is a step of its own."""
+
+
+class PrivateDataLoader(DataLoader[Any]):
+    """Iterates like any DataLoader over non-empty micro-batches, and keeps the optimizer's logical steps in line."""
+
+    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, gate: StepGate) -> None:
+        self._gate = gate
+        super().__init__(
+            source.dataset,
+            batch_sampler=sampler,
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
+            pin_memory=source.pin_memory,
+            timeout=source.timeout,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context,
+            prefetch_factor=source.prefetch_factor,
+            persistent_workers=source.persistent_workers,
+            pin_memory_device=source.pin_memory_device,
+        )
+        self.logical = sampler
+
+    @property
+    def sample_rate(self) -> float:
+        return self.logical.plan.sample_rate
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._gate.enter_epoch()
+        batches = super().__iter__()
+        try:
+            for logical in self.logical.epoch:
+                if not logical:
+                    self._gate.empty_step()
+                for number, _ in enumerate(logical, start=1):
+                    batch = next(batches)
+                    self._gate.begin_micro_batch(last=number == len(logical))
+                    yield batch
+        finally:
+            self._gate.leave_epoch()
+
+
+def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
+    """The plan behind a user's loader; refuses loaders whose sampling cannot be replaced without changing its meaning."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"data_loader's data set ({type(dataset).__name__}) has no length: Poisson sampling needs to know and to "
+            "reach every record; use a map-style data set"
+        )
+    if isinstance(loader, PrivateDataLoader):
+        return SamplingPlan(loader.logical.plan.records, loader.logical.plan.batch_size, poisson)
+    sampler, batch_size = loader.sampler, loader.batch_size
+    if batch_size is None:
+        if type(loader.batch_sampler) is BatchSampler:
+            sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        elif loader.batch_sampler is not None:
+            raise _not_poisson(loader.batch_sampler)
+        else:
+            raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
+    replaceable = type(sampler) in (SequentialSampler, DistributedSampler) or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
+    )
+    if not replaceable:
+        raise _not_poisson(sampler)
+    return SamplingPlan(len(dataset), batch_size, poisson)
+
+
+def _not_poisson(sampler: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"data_loader samples with {type(sampler).__name__}, which is not Poisson sampling: epsilon would not hold. "
+        "Use DataLoader(dataset, batch_size=...) without a sampler of its own; lsg samples for it"
+    )
+
+
+def known_lengths(dataset: Any) -> Sequence[int] | None:
+    """Lengths of the records where the data set tells them: an attribute `lengths`, or a column `length`."""
+    lengths = getattr(dataset, "lengths", None)
+    if lengths is None and "length" in (getattr(dataset, "column_names", None) or ()):
+        lengths = dataset["length"]
+    return None if lengths is None or callable(lengths) else lengths
+
+
+def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:
+    """The generator that the user gave the loader, as in Opacus."""
+    generator = loader.generator
+    if generator is None:
+        generator = getattr(loader.sampler, "generator", None)
+    return generator

@@ -1,0 +1,109 @@
+"""Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Sampler
+
+from lsg.errors import ConfigurationError
+
+Micro = list[int]
+Logical = list[Micro]  # no micro-batches: an empty draw
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How records enter steps.
+
+    poisson=True: each record enters each step independently with probability `sample_rate`; an epoch is the expected
+        1 / sample_rate steps.
+    poisson=False: each epoch cuts a random order of the records into batches, so that a record enters exactly one step
+        of an epoch. That step is then accounted with rate 1 (see `accounted`): no amplification is claimed.
+    """
+
+    records: int
+    batch_size: int
+    poisson: bool = True
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise ConfigurationError("the data set is empty")
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size={self.batch_size} must be at least 1")
+
+    @property
+    def sample_rate(self) -> float:
+        return min(1.0, self.batch_size / self.records)
+
+    @property
+    def expected_batch_size(self) -> int:
+        return min(self.batch_size, self.records)
+
+    def first_step(self, epoch: int) -> int:
+        """Steps before this epoch. N / B need not be whole: epochs are rounded so that their sum stays right."""
+        if self.poisson:
+            return round(epoch / self.sample_rate)
+        return epoch * -(-self.records // self.expected_batch_size)
+
+    def steps(self, epochs: int) -> int:
+        """Logical steps in that many epochs, at least one."""
+        return max(1, self.first_step(epochs))
+
+    def accounted(self, epochs: int) -> tuple[float, int]:
+        """(sample rate, number of mechanisms) that the accountant is to compose for that many epochs."""
+        return (self.sample_rate, self.steps(epochs)) if self.poisson else (1.0, epochs)
+
+    def counts_at(self, step: int) -> float | None:
+        """The sample rate to account at this step, or None where the step's epoch is accounted already."""
+        if self.poisson:
+            return self.sample_rate
+        return 1.0 if step % self.first_step(1) == 0 else None
+
+
+class LogicalBatches(Sampler[Micro]):
+    """A batch sampler for DataLoader: yields the micro-batches of an epoch; `epoch` holds them by logical step."""
+
+    def __init__(
+        self,
+        plan: SamplingPlan,
+        generator: torch.Generator,
+        max_physical_batch_size: int | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        if max_physical_batch_size is not None and max_physical_batch_size < 1:
+            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size} must be at least 1")
+        if lengths is not None and len(lengths) != plan.records:
+            raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
+        self.plan, self.generator, self.max_size = plan, generator, max_physical_batch_size
+        self.lengths = None if lengths is None else torch.as_tensor(lengths)
+        self.epoch_number = 0
+        self.epoch: list[Logical] = []
+
+    def __iter__(self) -> Iterator[Micro]:
+        # Drawn at once, not lazily: a loader's workers ask ahead, and the loop must know where logical batches end.
+        count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
+        self.epoch_number += 1
+        self.epoch = [self._split(members) for members in self._draw(max(1, count))]
+        return iter([micro for logical in self.epoch for micro in logical])
+
+    def __len__(self) -> int:
+        """Logical steps in an epoch, as expected."""
+        return self.plan.steps(1)
+
+    def _draw(self, count: int) -> list[torch.Tensor]:
+        records, generator = self.plan.records, self.generator
+        if not self.plan.poisson:
+            return list(torch.randperm(records, generator=generator).split(self.plan.expected_batch_size))
+        rate = self.plan.sample_rate
+        # float64: a float32 uniform has only 2^24 values, which would bend small rates.
+        draws = (torch.rand(records, generator=generator, dtype=torch.float64) for _ in range(count))
+        return [(draw < rate).nonzero().flatten() for draw in draws]
+
+    def _split(self, members: torch.Tensor) -> Logical:
+        """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
+        if len(members) == 0:
+            return []
+        if self.lengths is not None:
+            members = members[self.lengths[members].argsort(stable=True)]
+        return [micro.tolist() for micro in members.split(self.max_size or len(members))]

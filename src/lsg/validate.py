@@ -1,0 +1,98 @@
+"""Refusals before training starts: each names its culprit and a way out."""
+
+import math
+import warnings
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import LBFGS, Optimizer
+
+from lsg.errors import ConfigurationError
+
+_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.AdaptiveLogSoftmaxWithLoss)
+
+
+def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
+    """Everything about a model that forbids private training, one sentence each."""
+    trained_ids = {id(p) for p in trained}
+    found = []
+    for name, module in model.named_modules():
+        label = f"module '{name or 'model'}' ({type(module).__name__})"
+        own = [p for p in module.parameters(recurse=False) if id(p) in trained_ids]
+        if isinstance(module, _BatchNorm):
+            found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")
+        elif isinstance(module, _InstanceNorm) and module.track_running_stats:
+            found.append(f"{label} keeps running statistics of the data; lsg.fix(model) turns them off")
+        elif isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+            attention = module if isinstance(module, nn.MultiheadAttention) else module.self_attn
+            if not attention.batch_first:
+                found.append(f"{label} does not have the batch first; make it with batch_first=True")
+        elif isinstance(module, nn.Embedding) and own and (module.max_norm is not None or module.scale_grad_by_freq):
+            option = "max_norm" if module.max_norm is not None else "scale_grad_by_freq"
+            found.append(f"{label} uses {option}, which mixes the samples of a batch; turn it off or freeze the table")
+        elif isinstance(module, _NO_RULE) and own:
+            found.append(f"{label} has no per-sample rule; freeze its parameters or replace it")
+        elif hasattr(module, "parametrizations") and any(True for _ in module.parametrizations.parameters()):
+            found.append(f"{label} is parametrized, which has no per-sample rule; remove the parametrization")
+        if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
+            found.append(f"{label} is lazy and not yet initialised; run one forward pass before make_private")
+    return found
+
+
+def check_model(model: nn.Module, trained: list[nn.Parameter]) -> None:
+    found = problems(model, trained)
+    if found:
+        raise ConfigurationError("this model cannot be trained privately: " + "; ".join(found))
+    names = {id(p): name for name, p in model.named_parameters()}
+    for parameter in trained:
+        if not parameter.is_floating_point():
+            raise ConfigurationError(f"parameter '{names[id(parameter)]}' is {parameter.dtype}, not a real number")
+    if not trained:
+        raise ConfigurationError("no parameter of the model requires a gradient: there is nothing to train")
+    devices = {p.device for p in trained}
+    if len(devices) > 1:
+        raise ConfigurationError(f"trained parameters live on several devices ({', '.join(map(str, devices))})")
+
+
+def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters that the optimizer will update, checked against the model's."""
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(f"module is a {type(model).__name__}; it must be a torch.nn.Module")
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigurationError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigurationError("optimizer LBFGS needs closures, which see a batch many times; use SGD or Adam, say")
+    known = {id(p) for p in model.parameters()}
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in enumerate(listed):
+        if id(parameter) not in known:
+            raise ConfigurationError(
+                f"the optimizer's parameter number {number}, of shape {tuple(parameter.shape)}, is not a parameter of "
+                "the model: make the optimizer from model.parameters() after the model is final"
+            )
+    in_optimizer = {id(p) for p in listed}
+    return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
+
+
+def check_budget(epsilon: float, delta: float, records: int) -> None:
+    if not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
+        raise ConfigurationError(f"target_epsilon={epsilon!r} must be positive and finite")
+    check_delta(delta, records)
+
+
+def check_delta(delta: float, records: int) -> None:
+    if not isinstance(delta, int | float) or not 0 < delta < 1:
+        raise ConfigurationError(f"delta={delta!r} must lie between 0 and 1")
+    if delta >= 1 / records:
+        warnings.warn(
+            f"delta={delta:g} is not smaller than 1/N = {1 / records:g}: it allows publishing a record outright",
+            stacklevel=4,
+        )
+
+
+def check_noise(noise_multiplier: float) -> None:
+    if not isinstance(noise_multiplier, int | float) or not 0 <= noise_multiplier < math.inf:
+        raise ConfigurationError(f"noise_multiplier={noise_multiplier!r} must be 0 or more, and finite")

@@ -1,0 +1,189 @@
+"""Every layer rule against a batch of one, in float64: LSG where the weight is a matrix, and DPSGD everywhere."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from lsg import DPSGD, LSG, RGP, SparseDPSGD
+from tests.reference import assert_per_sample_gradients
+
+B = 5
+METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), DPSGD(), SparseDPSGD(sparsity=0.3)]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def tokens(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(7))
+
+
+class Scaled(nn.Module):
+    """A custom leaf module with bare parameters of odd shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(1, 6) + 0.5)
+        self.shift = nn.Parameter(torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.gain).tanh() + self.shift
+
+
+class RmsNorm(nn.Module):
+    """As in Llama and its kin."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Prefixed(nn.Module):
+    """Bare parameters of a module that has children of its own, as in ViT's embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 12))
+        self.inner = nn.Linear(6, 12)
+        self.table = nn.ParameterList([nn.Parameter(torch.randn(1, 4, 12))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(len(x), -1, -1), self.inner(x)], dim=1) + self.table[0]
+
+
+class OffsetEmbedding(nn.Embedding):
+    """A subclass that calls its parent's forward, as in OPT."""
+
+    def forward(self, token: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(token + 2)
+
+
+class Positions(nn.Module):
+    """Position indices without a batch dimension, of one or two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Embedding(20, 12), nn.Embedding(9, 12)
+        self.kind = nn.Embedding(2, 12)
+
+    def forward(self, token: Tensor) -> Tensor:
+        length = token.shape[1]
+        return self.embed(token) + self.position(torch.arange(length)) + self.kind(torch.zeros(1, length).long())
+
+
+class Repeated(nn.Module):
+    """One module called several times, one skipped, one parameter unused, and a weight tied to an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.mix = nn.Linear(8, 8)
+        self.skipped = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, token: Tensor) -> Tensor:
+        x = self.embed(token)
+        return self.head(self.mix(self.mix(x).tanh()))
+
+
+class Folded(nn.Module):
+    """Flattens batch and tokens before its linear layers, as OPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(6, 12), nn.LayerNorm(12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x).reshape(-1, 12))
+        return self.second(hidden).view(x.shape)
+
+
+class Attention(nn.Module):
+    def __init__(self, cross: bool = False, weights: bool = False, **options: object) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, **options)  # type: ignore[arg-type]
+        self.cross, self.weights = cross, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x.flip(1)[:, :3] if self.cross else x
+        padding = torch.zeros(keys.shape[:2], dtype=torch.bool)
+        padding[:, -1] = True
+        if self.attention.vdim != 12:
+            keys, values = x[:, :3, :8], x[:, :3, :10]
+            padding = None
+        else:
+            values = keys
+        out, attention = self.attention(x, keys, values, key_padding_mask=padding, need_weights=self.weights)
+        return out if attention is None else torch.cat([out.flatten(1), attention.flatten(1)], dim=1)
+
+
+CASES = {
+    "linear": (lambda: nn.Linear(12, 9), normal(B, 12)),
+    "linear_tokens": (lambda: nn.Linear(12, 9), normal(B, 4, 12)),
+    "linear_rank5": (lambda: nn.Linear(12, 9), normal(B, 2, 3, 2, 12)),
+    "linear_no_bias": (lambda: nn.Linear(9, 12, bias=False), normal(B, 4, 9)),
+    "conv1d_transformers": (lambda: Conv1D(9, 12), normal(B, 4, 12)),
+    "conv1d": (lambda: nn.Conv1d(6, 9, 3, padding=1), normal(B, 6, 11)),
+    "conv2d": (lambda: nn.Conv2d(6, 9, 3, padding=1), normal(B, 6, 7, 8)),
+    "conv2d_1x1": (lambda: nn.Conv2d(9, 8, 1), normal(B, 9, 5, 5)),
+    "conv2d_stride": (lambda: nn.Conv2d(6, 9, 3, stride=2, padding=1, bias=False), normal(B, 6, 8, 7)),
+    "conv2d_stride_leftover": (lambda: nn.Conv2d(6, 9, 2, stride=3), normal(B, 6, 9, 10)),
+    "conv2d_dilated": (lambda: nn.Conv2d(6, 9, (3, 2), dilation=(2, 3), padding=(1, 2)), normal(B, 6, 9, 9)),
+    "conv2d_wide_padding": (lambda: nn.Conv2d(6, 9, 3, padding=4), normal(B, 6, 5, 5)),
+    "conv2d_circular": (lambda: nn.Conv2d(6, 9, 3, padding=1, padding_mode="circular"), normal(B, 6, 6, 5)),
+    "conv2d_same": (lambda: nn.Conv2d(6, 9, (4, 3), padding="same"), normal(B, 6, 6, 5)),
+    "conv2d_groups": (lambda: nn.Conv2d(6, 9, 3, groups=3, padding=1), normal(B, 6, 6, 5)),
+    "conv2d_depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6, stride=2), normal(B, 6, 7, 7)),
+    "conv3d": (lambda: nn.Conv3d(4, 6, 2, stride=(1, 2, 1), padding=1), normal(B, 4, 4, 5, 3)),
+    "conv_transpose": (lambda: nn.ConvTranspose2d(6, 4, 3), normal(B, 6, 4, 4)),
+    "embedding": (lambda: nn.Embedding(20, 12), tokens(20, B, 6)),
+    "embedding_padding": (lambda: nn.Embedding(20, 12, padding_idx=3), tokens(6, B, 6)),
+    "embedding_labels": (lambda: nn.Embedding(20, 12), tokens(20, B)),
+    "embedding_subclass": (lambda: OffsetEmbedding(20, 12), tokens(18, B, 6)),
+    "positions": (Positions, tokens(20, B, 7)),
+    "layer_norm": (lambda: nn.LayerNorm(12), normal(B, 4, 12)),
+    "layer_norm_2d": (lambda: nn.LayerNorm((3, 12), bias=False), normal(B, 4, 3, 12)),
+    "group_norm": (lambda: nn.GroupNorm(3, 12), normal(B, 12, 4, 5)),
+    "instance_norm": (lambda: nn.InstanceNorm2d(12, affine=True), normal(B, 12, 4, 5)),
+    "instance_norm_1d": (lambda: nn.InstanceNorm1d(12, affine=True), normal(B, 12, 4)),
+    "rms_norm": (lambda: nn.RMSNorm(12), normal(B, 4, 12)),
+    "rms_norm_custom": (lambda: RmsNorm(12), normal(B, 4, 12)),
+    "prelu": (lambda: nn.PReLU(4), normal(B, 4, 12)),
+    "bilinear_free": (Scaled, normal(B, 6)),
+    "prefixed": (Prefixed, normal(B, 3, 6)),
+    "repeated_and_tied": (Repeated, tokens(20, B, 6)),
+    "folded": (Folded, normal(B, 4, 6)),
+    "attention": (lambda: Attention(), normal(B, 4, 12)),
+    "attention_weights": (lambda: Attention(weights=True), normal(B, 4, 12)),
+    "attention_cross": (lambda: Attention(cross=True), normal(B, 4, 12)),
+    "attention_extras": (lambda: Attention(add_bias_kv=True, add_zero_attn=True), normal(B, 4, 12)),
+    "attention_separate": (lambda: Attention(kdim=8, vdim=10), normal(B, 4, 12)),
+    "encoder_layer": (
+        lambda: nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True),
+        normal(B, 4, 12),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_rule_equals_batch_of_one(case: str, method: object) -> None:
+    make, batch = CASES[case]
+    torch.manual_seed(3)
+    model = make().double()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        weights = torch.linspace(-1, 2, math.prod(y.shape[1:]), dtype=y.dtype).cos().view(y.shape[1:])
+        return ((y * weights).flatten(1).sum(1) ** 2).mean()
+
+    assert_per_sample_gradients(model, method, batch, B, loss)  # type: ignore[arg-type]
