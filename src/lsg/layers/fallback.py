@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
@@ -35,17 +34,25 @@ def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) ->
 
     (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
     """
-    table: nn.Embedding = module.relative_attention_bias
+    if site.caller is None:
+        site.caller = _MethodCall(module, site.plain)
+    caller = site.caller
 
     def compute(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        value = values["relative_attention_bias.weight"]
-        table.forward = lambda index: F.embedding(index, value)  # type: ignore[method-assign]
-        try:
-            return site.plain(*args, **kwargs)
-        finally:
-            del table.forward
+        return functional_call(caller, {f"module.{name}": value for name, value in values.items()}, args, kwargs)
 
     return _each_sample(site, compute, [], args, kwargs)
+
+
+class _MethodCall(nn.Module):
+    """Makes a method of a module callable with other parameter values."""
+
+    def __init__(self, module: nn.Module, method: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)
 
 
 def _each_sample(

@@ -1,7 +1,7 @@
 """A model in, per-sample gradients out: puts rules on the model's modules and carriers into their slots."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Recorder:
         self._handles = [
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
             model.register_forward_hook(hooks.after, always_call=True),
+            *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s.name)) for s in self.slots.values()),
         ]
 
     def detach(self) -> None:
@@ -53,7 +54,6 @@ class Recorder:
         for module in self._modules:
             uninstall(module)
 
-    @torch.compiler.disable
     def prepare(self, size: int) -> None:
         """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
         if size != self.batch.size and self.pending:
@@ -81,7 +81,6 @@ class Recorder:
             self.batch.size = None  # carriers are made anew at the next forward
         return self.slots
 
-    @torch.compiler.disable
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """At the first batch of several samples: no sample's result may depend on another sample."""
         if not self._independent and self.batch.size is not None and self.batch.size > 1:
@@ -91,10 +90,6 @@ class Recorder:
     @property
     def pending(self) -> bool:
         return any(slot.pending for slot in self.slots.values())
-
-    def escaped(self) -> list[str]:
-        """Parameters that got a gradient of their own: they were used outside the rules."""
-        return [slot.name for slot in self.slots.values() if slot.parameter.grad is not None]
 
     def blocks(self) -> list[Tensor]:
         """Per-sample gradients after a backward pass, a (B, dimensions) matrix for each slot."""
@@ -138,18 +133,36 @@ class _Hook:
     def __init__(self, call: Any) -> None:
         self._call = call
 
+    @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _no_hook
 
-    def __reduce__(self) -> str:
-        return "_no_hook"
+    def __reduce__(self) -> Any:
+        return (_make_no_hook, ())
 
 
 def _no_hook(*args: Any) -> None:
     """What a copy of a private model has in place of its hooks."""
+
+
+def _make_no_hook() -> Any:
+    return _no_hook
+
+
+def _refuse_escape(name: str) -> Callable[[Tensor], None]:
+    """Rules never differentiate a weight itself, so a gradient that reaches it came past them."""
+
+    def hook(parameter: Tensor) -> None:
+        parameter.grad = None
+        raise PrivacyError(
+            f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of "
+            "its gradient has no per-sample rule; call the module instead, or freeze the parameter"
+        )
+
+    return hook
 
 
 def batch_size(inputs: Any) -> int | None:

@@ -47,6 +47,7 @@ class Site:
     def __init__(self, name: str, slots: dict[str, Slot], batch: Batch, forward: RuleForward, method: str) -> None:
         self.name, self.slots, self.batch, self.rule, self.method = name, slots, batch, forward, method
         self.plain: Callable[..., Any]
+        self.caller: nn.Module | None = None  # runs `plain` with other parameter values, where the rule needs that
         self.bypass = False  # True while the rule itself runs the plain forward
         # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
         self.shared_input: bool | None = None  # indices have no batch dimension (positions)

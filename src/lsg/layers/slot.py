@@ -45,7 +45,8 @@ class Slot:
         self.name, self.parameter, self.layout = name, parameter, layout
         self.narrow, self.maskable, self.scale = narrow, maskable, scale
         self.subspace: Subspace | None = None  # set at each logical step when projected
-        self.elements_kept: Tensor | None = None  # indices into the flat weight (Sparse DPSGD), None = all
+        self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
+        self.lifted_kept: Tensor | None = None  # of a projected slot: what of the lifted gradient stays ("direct")
         self.carriers: tuple[Tensor, ...] = ()
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
 
@@ -113,9 +114,9 @@ class Slot:
             row_part, column_part = vector.split([r * rows, r * columns])
             d_left, d_right = self.subspace.unpack(row_part.view(r, rows), column_part.view(r, columns))
             lifted = self.subspace.lift(d_left.to(self.subspace.left.dtype), d_right.to(self.subspace.left.dtype))
-            if self.elements_kept is not None:  # "direct" sparsification: a mask after lifting
-                kept = lifted.flatten().index_select(0, self.elements_kept)
-                lifted = torch.zeros_like(lifted).flatten().index_copy(0, self.elements_kept, kept)
+            if self.lifted_kept is not None:
+                kept = lifted.flatten().index_select(0, self.lifted_kept)
+                lifted = torch.zeros_like(lifted).flatten().index_copy(0, self.lifted_kept, kept)
             return lifted.reshape(self.value.shape)
         if self.elements_kept is not None:
             vector = vector.new_zeros(self.value.numel()).index_copy(0, self.elements_kept, vector)

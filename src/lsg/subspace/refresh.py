@@ -16,7 +16,11 @@ from lsg.subspace.space import Subspace
 @torch.no_grad()
 def refresh(slots: Sequence[Slot], method: Method, step: int, generator: torch.Generator) -> None:
     """Give every slot the subspace and masks of this step. Reads weights, which are private already; never data."""
-    sparsity = method.sparsity_at(step)
+    with torch.autocast(slots[0].parameter.device.type, enabled=False):  # a forward under autocast asks for this
+        _refresh(slots, method, method.sparsity_at(step), generator)
+
+
+def _refresh(slots: Sequence[Slot], method: Method, sparsity: float, generator: torch.Generator) -> None:
     stacks: dict[tuple[object, ...], list[Slot]] = defaultdict(list)
     for slot in slots:
         if slot.layout is not None:
@@ -45,7 +49,7 @@ def _project_stack(slots: list[Slot], method: Method, sparsity: float, generator
         pick = [None if indices is None else indices[i] for indices in (left_kept, right_kept)]
         slot.subspace = Subspace(left[i], right[i], pick[0], pick[1], layout.transposed)
         if method.importance == "direct":
-            slot.elements_kept = top_indices(matrices[i].abs().flatten(), sparsity)
+            slot.lifted_kept = top_indices(matrices[i].abs().flatten(), sparsity)
 
 
 def _scores(

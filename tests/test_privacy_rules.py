@@ -1,0 +1,281 @@
+"""The privacy rules of the design, each with a test that fails when the rule is broken."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
+from lsg.methods import Method
+from lsg.noise import add_noise
+from tests.reference import attach
+
+METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), SparseDPSGD(sparsity=0.5), DPSGD()]
+CLIPPINGS = ["flat", "per_layer", "automatic"]
+C = 0.8
+
+
+class Tied(nn.Module):
+    """An embedding, a convolution, norms, a weight used twice, and a head tied to the embedding."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, width)
+        self.conv = nn.Conv1d(width, width, 3, padding=1)
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, width)
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, token: Tensor) -> Tensor:
+        x = self.embed(token)
+        x = self.norm(x + self.conv(x.mT).mT.tanh())
+        return self.head(x + self.mix(self.mix(x).tanh())).mean(1)
+
+
+def clipped_sum(model: nn.Module, method: Method, clipping: str, token: Tensor, label: Tensor, scale: Tensor) -> Tensor:
+    """The clipped sum of a batch whose samples' losses are scaled one by one."""
+    generator = torch.Generator().manual_seed(9)
+    engine, optimizer, _ = attach(model, method, max_grad_norm=C, clipping=clipping, noise_generator=generator)
+    (F.cross_entropy(model(token), label, reduction="none") * scale).mean().backward()
+    optimizer.gradients.collect()
+    vector: Tensor = optimizer.gradients.sum.vector
+    assert optimizer.gradients.sum.bound == pytest.approx(C)
+    engine.detach()
+    return vector
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_removing_a_sample_changes_the_sum_by_at_most_the_bound(method: Method, clipping: str) -> None:
+    """Rules 1, 2 and 9, over random networks and samples whose gradients are scaled up to 1e6."""
+    largest = 0.0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = Tied(8 + 2 * (seed % 3)).double()
+        if seed % 2:  # an adversary's layer: gradients a million times larger in one place
+            with torch.no_grad():
+                [model.embed, model.conv, model.mix][seed // 2].weight.mul_(1e6 if seed == 3 else 1e3)
+        token, label = torch.randint(0, 20, (5, 6)), torch.randint(0, 20, (5,))
+        scale = torch.tensor([1e6, 1.0, 1e-6, 1e3, 0.1], dtype=torch.float64)
+        whole = clipped_sum(model, method, clipping, token, label, scale)
+        for gone in range(5):
+            rest = [i for i in range(5) if i != gone]
+            without = clipped_sum(model, method, clipping, token[rest], label[rest], scale[rest])
+            largest = max(largest, float((whole - without).norm()))
+    assert largest <= C * (1 + 1e-6)
+    assert largest >= 0.5 * C  # the bound is not met by making gradients vanish
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_noise_has_the_right_variance_and_only_on_kept_entries(
+    method: Method, clipping: str, noisy_sums: list[Tensor]
+) -> None:
+    """Rule 3. The sample variance of n normal numbers is within 5 * sqrt(2/n) of 1 but for 1 run in 1.7 million."""
+    model = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 30))
+    sigma, squares, count = 1.7, 0.0, 0
+    engine, optimizer, _ = attach(
+        model,
+        method,
+        max_grad_norm=C,
+        clipping=clipping,
+        noise_multiplier=sigma,
+        noise_generator=torch.Generator().manual_seed(1),
+        loss_reduction="sum",
+    )
+    for _ in range(20):
+        (model(torch.zeros(3, 40)) * 0).sum().backward()
+        optimizer.step()
+    for vector in noisy_sums:
+        squares, count = squares + float(vector.square().sum()), count + vector.numel()
+    ratio = squares / count / (sigma * C) ** 2
+    assert abs(ratio - 1) < 5 * math.sqrt(2 / count)
+    assert count == 20 * sum(slot.dimensions for slot in engine._recorder.slots.values())
+
+
+@pytest.fixture
+def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Every noisy sum that is released."""
+    captured: list[Tensor] = []
+
+    def spy(*args: Any) -> Any:
+        noisy = add_noise(*args)
+        captured.append(noisy.vector)
+        return noisy
+
+    monkeypatch.setattr("lsg.optimizer.add_noise", spy)
+    return captured
+
+
+def test_masked_entries_get_no_noise_at_all() -> None:
+    """Rows and columns of a lifted update that only masked entries could reach are exactly zero."""
+    model = nn.Linear(40, 60, bias=False)
+    engine, optimizer, _ = attach(model, LSG(rank=2, sparsity=0.5), noise_multiplier=1.0, max_grad_norm=1.0)
+    space = engine.subspaces["weight"]
+    slot = engine._recorder.slots["weight"]
+    model(torch.randn(3, 40)).sum().backward()
+    d_left, d_right = engine.per_sample_gradients()["weight"]
+    assert not d_left[:, ~space.left_mask].any() and not d_right[:, :, ~space.right_mask].any()
+    vector = torch.randn(slot.dimensions)
+    rows, columns = vector.split([2 * 30, 2 * 20])
+    noisy_left, noisy_right = space.unpack(rows.view(2, 30), columns.view(2, 20))
+    assert torch.count_nonzero(noisy_left[~space.left_mask]) == 0
+    assert torch.count_nonzero(noisy_right[:, ~space.right_mask]) == 0
+    sparse = nn.Linear(40, 60, bias=False)
+    engine, optimizer, _ = attach(sparse, SparseDPSGD(sparsity=0.5), noise_multiplier=1.0, max_grad_norm=1.0)
+    sparse(torch.randn(3, 40)).sum().backward()
+    masked = sparse.weight.detach().abs().flatten().argsort()[: 40 * 30]
+    optimizer.step()
+    assert torch.count_nonzero(sparse.weight.grad.flatten()[masked]) == 0
+    assert torch.count_nonzero(sparse.weight.grad) == 40 * 30
+
+
+def test_noise_is_drawn_once_per_logical_step_and_unused_parameters_get_it_too(noisy_sums: list[Tensor]) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    model = Lazy()
+    _, optimizer, _ = attach(model, DPSGD(), noise_multiplier=1.0, max_grad_norm=1.0)
+    optimizer.begin_micro_batch(last=False)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    assert not optimizer.stepped and not noisy_sums
+    optimizer.begin_micro_batch(last=True)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    assert optimizer.stepped and len(noisy_sums) == 1
+    assert torch.count_nonzero(model.unused.weight.grad) == 16
+
+
+def test_the_divisor_is_the_expected_batch_size_whatever_the_batch() -> None:
+    """Rule 4."""
+    for actual in (1, 3, 9):
+        model = nn.Linear(4, 1, bias=False)
+        _, optimizer, _ = attach(model, DPSGD(), batch_size=8)
+        x = torch.ones(actual, 4)
+        model(x).mean().backward()
+        optimizer.step()
+        assert torch.allclose(model.weight.grad, torch.full((1, 4), actual / 8))
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_broken_sample_counts_as_zero_and_poisons_nothing(value: float, clipping: str) -> None:
+    """Rule 6."""
+
+    def step(x: Tensor) -> tuple[Tensor, int]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 5))
+        generator = torch.Generator().manual_seed(2)
+        engine, optimizer, _ = attach(
+            model, LSG(rank=1, sparsity=0.3), max_grad_norm=C, clipping=clipping, noise_generator=generator
+        )
+        (model(x).sum() / 4).backward()  # divided by the size of the whole batch, to compare
+        recorder = engine._recorder
+        optimizer.gradients.sum = optimizer.gradients.clipper.clip(recorder.blocks(), 4.0)
+        recorder.clear()
+        optimizer.step()
+        return torch.cat([p.grad.flatten() for p in model.parameters()]), len(engine.accountant)
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    broken = x.clone()
+    broken[2, 3] = value
+    gradient, steps = step(broken)
+    wanted, _ = step(x[[0, 1, 3]])
+    assert steps == 1
+    assert torch.isfinite(gradient).all()
+    assert torch.allclose(gradient, wanted, atol=1e-7)
+
+
+def test_a_weight_used_outside_its_module_is_refused() -> None:
+    """Rule 8: nothing is trained without clipping and noise."""
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.layer(x), self.layer.weight)
+
+    model = Functional()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="layer.weight"):
+        model(torch.randn(3, 6)).sum().backward()
+
+
+def test_parameters_outside_the_plan_are_not_trained() -> None:
+    """Rule 8: unfreezing after make_private does not smuggle in a raw gradient."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[0].requires_grad_(False)
+    _, optimizer, _ = attach(model, DPSGD())
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    model(torch.randn(3, 6)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[0].weight, before)
+
+
+class MixesSamples(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Linear(6, 12), nn.Linear(12, 6), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.how == "mean":
+            x = x - x.mean(0)
+        elif self.how == "roll":
+            x = x.roll(1, 0)
+        elif self.how == "time_first":
+            x = self.second(x.transpose(0, 1).reshape(-1, 12)).view(x.shape[1], x.shape[0], 6)
+            return x.transpose(0, 1)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("how", ["mean", "roll", "time_first"])
+def test_a_model_that_mixes_samples_is_refused_by_name_at_its_first_batch(how: str) -> None:
+    """Rule 7, for what no list of layer types can know."""
+    model = MixesSamples(how)
+    attach(model, LSG(rank=1, sparsity=0.0))
+    with pytest.raises(PrivacyError, match=r"layer 'second'"):
+        model(torch.randn(4, 3, 6))
+
+
+def test_positions_that_happen_to_number_as_many_as_samples_are_not_mistaken_for_samples() -> None:
+    class Positioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position, self.layer = nn.Embedding(9, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + self.position(torch.arange(x.shape[1])))
+
+    model = Positioned()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="influence each other"):
+        model(torch.randn(4, 4, 6))
+    other = Positioned()
+    _, optimizer, _ = attach(other, DPSGD())
+    other(torch.randn(3, 4, 6)).sum().backward()  # learnt here: indices without a batch dimension
+    optimizer.step()
+    assert other(torch.randn(4, 4, 6)).shape == (4, 4, 6)
+
+
+def test_independent_models_pass_the_check_with_dropout_and_leave_the_random_state_alone() -> None:
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 3))
+    attach(model, LSG(rank=1, sparsity=0.0))
+    torch.manual_seed(0)
+    first = model(torch.ones(4, 6))
+    torch.manual_seed(0)
+    second = model(torch.ones(4, 6))
+    assert torch.equal(first, second)
