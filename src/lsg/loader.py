@@ -73,7 +73,7 @@ class PrivateDataLoader(DataLoader[Any]):
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
-    """The plan behind a user's loader; refuses loaders whose sampling cannot be replaced without changing its meaning."""
+    """The plan behind a user's loader; refuses sampling that cannot be replaced without changing its meaning."""
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
     dataset = loader.dataset

@@ -20,7 +20,10 @@ from lsg.schedules import Constant, Schedule
 Importance = Literal["weight", "random", "factor", "direct"]
 Selector = str | type[nn.Module]  # a glob pattern over parameter names, or a module type
 
-_IMPORTANCES: dict[bool, tuple[str, ...]] = {True: ("weight", "random", "factor", "direct"), False: ("weight", "random")}
+_IMPORTANCES: dict[bool, tuple[str, ...]] = {
+    True: ("weight", "random", "factor", "direct"),
+    False: ("weight", "random"),
+}
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ class PrivateOptimizer(Optimizer):
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.original_optimizer.param_groups
 
     @param_groups.setter
@@ -179,7 +179,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.original_optimizer.state
 
     @state.setter
@@ -187,7 +187,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.original_optimizer.defaults
 
     @defaults.setter
@@ -209,10 +209,10 @@ class PrivateOptimizer(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a private optimizer cannot be pickled or copied; save engine.state_dict() instead")
 
-    def register_step_pre_hook(self, hook: Any) -> Any:  # type: ignore[override]
+    def register_step_pre_hook(self, hook: Any) -> Any:
         return self.original_optimizer.register_step_pre_hook(hook)
 
-    def register_step_post_hook(self, hook: Any) -> Any:  # type: ignore[override]
+    def register_step_post_hook(self, hook: Any) -> Any:
         return self.original_optimizer.register_step_post_hook(hook)
 
     # -- privacy -----------------------------------------------------------------------------------------------------

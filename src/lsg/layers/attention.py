@@ -54,17 +54,17 @@ def _projections(
     module: nn.MultiheadAttention, site: Site, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, ...]:
     """Queries, keys and values. One matrix product where all three are the same input and the weight is packed."""
-    bias, bias_slot = module.in_proj_bias, site.slots.get("in_proj_bias")
-    if module.in_proj_weight is not None and query is key and key is value:
+    bias: Any = module.in_proj_bias
+    bias_slot = site.slots.get("in_proj_bias")
+    packed: Any = module.in_proj_weight  # None where keys or values have a width of their own
+    if packed is not None:
         slots = weight_slots(site, "in_proj_weight")
-        return linear(site, query, module.in_proj_weight, bias, slots, bias_slot).chunk(3, dim=-1)
-    if module.in_proj_weight is not None:
+        if query is key and key is value:
+            return linear(site, query, packed, bias, slots, bias_slot).chunk(3, dim=-1)
         # Different inputs meet different thirds of one weight: each input goes through all of it, two thirds are
         # dropped. Simple, and right for a weight that is projected as a whole.
-        slots = weight_slots(site, "in_proj_weight")
-        inputs = (query, key, value)
-        packed = [linear(site, x, module.in_proj_weight, bias, slots, bias_slot) for x in inputs]
-        return tuple(p.chunk(3, dim=-1)[i] for i, p in enumerate(packed))
+        through: list[Tensor] = [linear(site, x, packed, bias, slots, bias_slot) for x in (query, key, value)]
+        return tuple(y.chunk(3, dim=-1)[i] for i, y in enumerate(through))
     separate = zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), (query, key, value), strict=True)
     projected = [linear(site, x, getattr(module, n), None, [site.slots.get(n)], None) for n, x in separate]
     if bias is None:

@@ -55,7 +55,7 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
         x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
+        stride, padding, dilation, _groups = ctx.geometry
         needs = ctx.needs_input_grad
         d_x = d_rows = d_columns = d_dense = d_bias = None
         if needs[0]:
@@ -110,11 +110,13 @@ def _patch_products(
     spans = [o + (n - 1) * s + 1 for o, n, s in zip(offsets, out_sizes, stride, strict=True)]
     sizes = [max(span, o + p + i) for span, o, p, i in zip(spans, offsets, padding, in_sizes, strict=True)]
     canvas = h.new_zeros(batch, r, *sizes)
-    canvas[(..., *(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True)))] = h
+    grid: tuple[Any, ...] = tuple(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True))
+    canvas[(..., *grid)] = h
     shifted = []
     for tap in itertools.product(*(range(k) for k in taps)):
         starts = [o + p - t * d for o, p, t, d in zip(offsets, padding, tap, dilation, strict=True)]
-        shifted.append(canvas[(..., *(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True)))])
+        window: tuple[Any, ...] = tuple(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True))
+        shifted.append(canvas[(..., *window)])
     h_Brtq = torch.stack(shifted, dim=2).flatten(3)
     products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
     return products.unflatten(1, (r, -1)).mT.flatten(2)

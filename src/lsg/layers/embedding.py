@@ -1,4 +1,7 @@
-"""Embedding tables; per-sample gradients. y = M[token], so dA^T scatters C g into token columns and dC = A[token]^T g."""
+"""Embedding tables; per-sample gradients.
+
+For y = M[token], dA^T scatters C g into the tokens' columns and dC = A[token]^T g.
+"""
 
 from typing import Any
 

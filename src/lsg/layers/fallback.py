@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from lsg.layers.site import Site
+from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
 
@@ -30,7 +30,7 @@ def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -
 
 
 def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) -> Any:
-    """A relative attention bias (T5, MPNet): a table looked up by distance alone, so each sample gets a bias of its own.
+    """A relative attention bias (T5, MPNet): a table looked up by distance alone; each sample gets a bias of its own.
 
     (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
     """
@@ -84,5 +84,5 @@ def _each_sample(
 
 def _inner_slots(module: nn.Module) -> list[Slot]:
     """The slots of the modules inside, each once."""
-    sites = [child._lsg for child in module.modules() if child is not module and getattr(child, "_lsg", None)]
-    return list({id(slot): slot for inner in sites for slot in inner.slots.values()}.values())
+    sites = [site_of(child) for child in module.modules() if child is not module]
+    return list({id(slot): slot for site in sites if site for slot in site.slots.values()}.values())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
+from lsg.layers.site import site_of
 from lsg.layers.slot import Slot
 
 
@@ -42,7 +43,9 @@ def check_independence(
 
 
 def _watch(module: nn.Module, size: int, seen: list[tuple[str, Tensor]]) -> Callable[..., None]:
-    name = f"layer '{module._lsg.name}'"  # type: ignore[union-attr]
+    site = site_of(module)
+    assert site is not None
+    name = f"layer '{site.name}'"
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         seen.extend((name, t) for t in pytree.tree_leaves((args, kwargs)) if _comparable(t, size))

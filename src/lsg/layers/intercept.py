@@ -17,17 +17,19 @@ class _Redirect(TorchFunctionMode):
     """Sends `F.linear` and `F.embedding` on the module's own weight through their rules; all else runs as it is."""
 
     def __init__(self, module: nn.Module, site: Site) -> None:
-        self.module, self.site = module, site
+        self.site, self.weight = site, module.get_parameter("weight")
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.embedding and args[1] is self.module.weight:
+        if func is F.embedding and args[1] is self.weight:
             padding_idx = args[2] if len(args) > 2 else kwargs.get("padding_idx")
-            return embedding(self.site, args[0], args[1], padding_idx)
-        if func is F.linear and args[1] is self.module.weight:
+            return embedding(self.site, args[0], self.weight, padding_idx)
+        if func is F.linear and args[1] is self.weight:
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            bias_slot = self.site.slots.get("bias") if bias is self.module.bias else None
-            return linear(self.site, args[0], args[1], bias, weight_slots(self.site), bias_slot)
+            bias_slot = self.site.slots.get("bias")
+            if bias_slot is not None and bias is not bias_slot.parameter:
+                bias_slot = None
+            return linear(self.site, args[0], self.weight, bias, weight_slots(self.site), bias_slot)
         return func(*args, **kwargs)
 
 

@@ -34,7 +34,7 @@ class Recorder:
         self._independent = False
         self._modules = [use.module for use in plan.uses]
         for use in plan.uses:
-            slots = {}
+            slots: dict[str, Slot] = {}
             for local, name in use.parameters.items():
                 parts = plan.splits.get(name, [name])
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]

@@ -17,10 +17,10 @@ from lsg.layers.slot import Layout
 
 @dataclass(frozen=True)
 class Rule:
-    """forward: the rule. layouts: local names of weights that can be projected. descendants: of children it runs itself.
+    """forward: the rule. layouts: local names of weights that can be projected -> how they are read.
 
-    method: which method of the module it replaces. fused: local names of fused query-key-value weights -> the dimension
-    that holds the three.
+    descendants: parameters of children that the rule itself computes with. method: which method of the module it
+    replaces. fused: local names of fused query-key-value weights -> the dimension that holds the three.
     """
 
     forward: RuleForward

@@ -87,13 +87,20 @@ class Site:
         return y.flatten(0, 1) if x.shape[0] not in (1, y.shape[0]) else y
 
 
+def site_of(module: nn.Module) -> "Site | None":
+    """The site that a module has, if any."""
+    site = module.__dict__.get("_lsg")
+    assert site is None or isinstance(site, Site)
+    return site
+
+
 def _nothing() -> None:
     return None
 
 
 def _through_rule(method: str) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        site: Site | None = self._lsg  # type: ignore[assignment]
+        site: Site | None = self.__dict__["_lsg"]
         if site is None:  # a copy of a private model is a plain model
             return getattr(type(self), method)(self, *args, **kwargs)
         if site.bypass or not torch.is_grad_enabled():
@@ -109,14 +116,13 @@ _PATCHES = {method: _through_rule(method) for method in ("forward", "compute_bia
 
 def install(module: nn.Module, site: Site) -> None:
     site.plain = getattr(module, site.method)
-    module._lsg = site  # type: ignore[assignment]
+    module.__dict__["_lsg"] = site
     setattr(module, site.method, types.MethodType(_PATCHES[site.method], module))
 
 
 def uninstall(module: nn.Module) -> None:
-    site: Site = module._lsg  # type: ignore[assignment]
+    site: Site = module.__dict__.pop("_lsg")
     delattr(module, site.method)
     plain = site.plain
     if getattr(plain, "__func__", None) is not getattr(type(module), site.method):
         setattr(module, site.method, plain)  # the instance had a forward of its own before
-    del module._lsg

@@ -12,7 +12,7 @@ def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -
 def decompose(weights: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """weights (k, m, n) -> L (k, m, r) with orthonormal columns and R (k, r, n) with orthonormal rows.
 
-    The start is a fresh Gaussian each time. QR gives orthonormal columns for rank-deficient weights too (all zero, say).
+    The start is a fresh Gaussian each time. QR gives orthonormal columns for rank-deficient weights (all zero) too.
     """
     stack, m, n = weights.shape
     rank = min(rank, m, n)

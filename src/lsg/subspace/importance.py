@@ -11,7 +11,7 @@ def kept_count(size: int, sparsity: float) -> int:
 
 
 def top_indices(scores: Tensor, sparsity: float) -> Tensor | None:
-    """scores (..., units) -> ascending indices of the kept units, or None where all are kept (paper, Alg. 1, errata)."""
+    """scores (..., units) -> ascending indices of the kept units, or None for all (Alg. 1 as in the errata)."""
     count = kept_count(scores.shape[-1], sparsity)
     if count == scores.shape[-1]:
         return None
