@@ -270,7 +270,7 @@ def test_dense_and_project_options_and_head_scale() -> None:
     assert {n: s.scale for n, s in engine._recorder.slots.items()}["3.bias"] == 0.1
     assert {n: s.scale for n, s in engine._recorder.slots.items()}["0.bias"] == 1.0
     model(torch.randn(4, 10)).sum(1).mean().backward()
-    assert torch.allclose(engine._recorder.slots["3.bias"].block() * 4, torch.full((4, 2), 0.1))
+    assert torch.allclose(engine._recorder.slots["3.bias"].parts()[0] * 4, torch.full((4, 2), 0.1))
 
 
 def test_rank_above_the_layers_size_is_cut_to_it() -> None:

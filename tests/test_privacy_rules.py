@@ -181,7 +181,7 @@ def test_a_broken_sample_counts_as_zero_and_poisons_nothing(value: float, clippi
         )
         (model(x).sum() / 4).backward()  # divided by the size of the whole batch, to compare
         recorder = engine._recorder
-        optimizer.gradients.sum = optimizer.gradients.clipper.clip(recorder.blocks(), 4.0)
+        optimizer.gradients.sum = optimizer.gradients.clipper.clip(recorder.per_sample(), 4.0)
         recorder.clear()
         optimizer.step()
         return torch.cat([p.grad.flatten() for p in model.parameters()]), len(engine.accountant)

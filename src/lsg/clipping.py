@@ -18,6 +18,7 @@ from lsg.errors import ConfigurationError
 
 Clipping = Literal["flat", "per_layer", "automatic"]
 _STABILITY = 0.01  # gamma of automatic clipping (Bu et al. 2023): keeps small gradients from being blown up
+_SMALL = 2**24  # numbers: a matrix below this is worth joining with its neighbours
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Clipper:
             return math.sqrt(sum(c * c for c in self.max_grad_norm))
         return self.max_grad_norm
 
-    def clip(self, blocks: Sequence[Tensor], loss_scale: float) -> ClippedSum:
-        """blocks: a (B, dimensions) matrix for each slot, holding per-sample gradients divided by `loss_scale`."""
+    def clip(self, per_sample: Sequence[Sequence[Tensor]], loss_scale: float) -> ClippedSum:
+        """per_sample: for each slot, matrices (B, ...) of per-sample gradients divided by `loss_scale`."""
+        # Thresholds of their own need norms of their own; a joint norm needs few, large kernels.
+        blocks = [_join(parts) for parts in per_sample] if self.mode == "per_layer" else _few_blocks(per_sample)
         norms_BK = torch.stack([_row_norms(block) for block in blocks], dim=1) * loss_scale
         joint_B = torch.linalg.vector_norm(norms_BK, dim=1)
         factors_BK = self._factors(norms_BK, joint_B) * loss_scale
@@ -81,7 +84,7 @@ class Clipper:
         factors_BK = torch.where(finite_B.unsqueeze(1), factors_BK, 0.0)
         sums = []
         for k, block in enumerate(blocks):
-            clean = torch.where(finite_B.unsqueeze(1), block, 0.0)
+            clean = block.masked_fill(~finite_B.unsqueeze(1), 0.0)
             sums.append(factors_BK[:, k].to(clean.dtype) @ clean)
         return ClippedSum(torch.cat(sums), self.bound)
 
@@ -98,5 +101,27 @@ class Clipper:
 
 
 def _row_norms(block: Tensor) -> Tensor:
-    """L2 norms of the rows, accumulated in double precision: a float32 sum of a million squares is off by 1e-5."""
-    return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    """L2 norms of the rows. On a CPU, where a float32 sum of a million squares is off by 1e-5, in double precision;
+    a GPU sums in a tree, which is exact enough."""
+    if block.device.type == "cpu":
+        return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    return torch.linalg.vector_norm(block, dim=1).double()
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
+def _few_blocks(per_sample: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Neighbouring small matrices joined into one; large ones, which need no help, are not copied."""
+    blocks: list[Tensor] = []
+    small: list[Tensor] = []
+    for part in (part for parts in per_sample for part in parts):
+        if part.numel() <= _SMALL:
+            small.append(part)
+            continue
+        if small:
+            blocks.append(_join(small))
+            small = []
+        blocks.append(part)
+    return [*blocks, _join(small)] if small else blocks

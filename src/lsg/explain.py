@@ -9,7 +9,7 @@ from torch import nn
 from lsg.layers.slot import Slot
 from lsg.methods import Method
 from lsg.planning import make_plan
-from lsg.subspace.refresh import refresh
+from lsg.subspace.stack import make_stacks, refresh
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def explain(model: nn.Module, method: Method) -> Explanation:
         if t.kind != "frozen"
     }
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    refresh(list(slots.values()), method, 10**9, torch.Generator(device).manual_seed(0))
+    refresh(make_stacks(slots.values()), slots.values(), method, 10**9, torch.Generator(device).manual_seed(0))
     rows = []
     for t in plan.treatments:
         slot, size = slots.get(t.name), math.prod(t.shape)

@@ -69,22 +69,22 @@ class PrivateGradients:
             return
         size = self.recorder.batch.size
         assert size is not None
-        part = self.clipper.clip(self.recorder.blocks(), size if self.loss_reduction == "mean" else 1.0)
+        part = self.clipper.clip(self.recorder.per_sample(), size if self.loss_reduction == "mean" else 1.0)
         self.sum = part if self.sum is None else self.sum + part
         self.recorder.holding = True
         self.recorder.clear()
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:
-        slots = self.recorder.ready()
+        self.recorder.ready()
         clipped = self.sum if self.sum is not None else self._empty_sum()
         noisy = add_noise(clipped, noise_multiplier, self.noise_generator)
         # Rule 4: the expected batch size, never the actual one.
         mean = noisy.vector / self.expected_batch_size if self.loss_reduction == "mean" else noisy.vector
-        for slot, part in zip(slots.values(), mean.split([s.dimensions for s in slots.values()]), strict=True):
-            parameter, gradient = slot.parameter, slot.lift(part).to(slot.parameter.dtype)
+        for slot, gradient in self.recorder.lift(mean):
+            parameter = slot.parameter
             if slot.narrow is None:
-                parameter.grad = gradient.contiguous()
+                parameter.grad = gradient.to(parameter.dtype)
             else:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad.narrow(*slot.narrow).copy_(gradient)

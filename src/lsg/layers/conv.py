@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.linear import compute_dtype, select, weight_operands
+from lsg.layers.factor_gradient import select
+from lsg.layers.linear import compute_dtype, weight_operands
 from lsg.layers.site import Site
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
@@ -33,7 +34,9 @@ class _Conv(torch.autograd.Function):
         row_factor: Tensor | None,
         column_factor: Tensor | None,
         rows_kept: Tensor | None,
+        rows_place: Tensor | None,
         columns_kept: Tensor | None,
+        columns_place: Tensor | None,
         row_carrier: Tensor | None,
         column_carrier: Tensor | None,
         dense_carrier: Tensor | None,
@@ -47,7 +50,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
+        x, weight, _, row_factor, column_factor, rows_kept, _, columns_kept, *_ = inputs
         ctx.save_for_backward(x, weight, row_factor, column_factor, rows_kept, columns_kept)
         ctx.geometry = inputs[-4:]
 
@@ -61,17 +64,17 @@ class _Conv(torch.autograd.Function):
         if needs[0]:
             d_x = _convolution_backward(g, x, weight, ctx.geometry, (True, False))[0]
         g_BOP = g.flatten(2)
-        if needs[7]:
+        if needs[9]:
             kernel = column_factor.view(-1, *weight.shape[1:])
             a_BrP = _convolve(x, kernel, None, stride, padding, dilation, 1).flatten(2)
             d_rows = select(a_BrP @ g_BOP.mT, rows_kept)
             h_Br = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
             d_columns = select(_patch_products(h_Br, x, weight.shape[2:], stride, padding, dilation), columns_kept)
-        if needs[9]:
+        if needs[11]:
             d_dense = _per_sample_kernel_gradient(g, x, weight, ctx.geometry)
-        if needs[10]:
+        if needs[12]:
             d_bias = g_BOP.sum(-1)
-        return (d_x, *(None,) * 6, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
+        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
 
 
 def _convolve(

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
-from lsg.layers.linear import select, weight_operands
+from lsg.layers.factor_gradient import select
+from lsg.layers.linear import weight_operands
 from lsg.layers.site import Site
 
 
@@ -27,7 +28,9 @@ class _Embedding(torch.autograd.Function):
         row_factor: Tensor | None,
         column_factor: Tensor | None,
         rows_kept: Tensor | None,
+        rows_place: Tensor | None,
         columns_kept: Tensor | None,
+        columns_place: Tensor | None,
         row_carrier: Tensor | None,
         column_carrier: Tensor | None,
         dense_carrier: Tensor | None,
@@ -36,37 +39,33 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        token, weight, padding_idx, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
-        ctx.save_for_backward(token, row_factor, column_factor, rows_kept, columns_kept)
+        token, weight, padding_idx, row_factor, column_factor, _, rows_place, columns_kept, _, rows, *_ = inputs
+        ctx.save_for_backward(token, row_factor, column_factor, rows_place, columns_kept)
+        ctx.rows_kept = None if rows is None else rows.shape[-1]
         ctx.padding_idx, ctx.table_rows = padding_idx, weight.shape[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        token, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
+        token, row_factor, column_factor, rows_place, columns_kept = ctx.saved_tensors
         token_BT = token.reshape(token.shape[0], -1)
         g_BTD = g.reshape(*token_BT.shape, -1)
         if ctx.padding_idx is not None:
             g_BTD = g_BTD * (token_BT != ctx.padding_idx).unsqueeze(-1)
         d_rows = d_columns = d_dense = None
-        if ctx.needs_input_grad[7]:
-            d_rows = _scatter_rows(token_BT, column_factor @ g_BTD.mT, rows_kept, ctx.table_rows)
-            d_columns = select(row_factor[token_BT].mT @ g_BTD, columns_kept)
         if ctx.needs_input_grad[9]:
+            d_rows = _scatter_rows(token_BT, column_factor @ g_BTD.mT, rows_place, ctx.rows_kept)
+            d_columns = select(row_factor[token_BT].mT @ g_BTD, columns_kept)
+        if ctx.needs_input_grad[11]:
             d_dense = _scatter_rows(token_BT, g_BTD.mT, None, ctx.table_rows).mT
-        return (*(None,) * 7, d_rows, d_columns, d_dense)
+        return (*(None,) * 9, d_rows, d_columns, d_dense)
 
 
-def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, kept: Tensor | None, table_rows: int) -> Tensor:
-    """Sum values into their token's place: (B, r, kept rows). Tokens of masked rows land in a last place, cut off."""
-    width, place = table_rows, token_BT
-    if kept is not None:
-        width = kept.numel()
-        place_of = torch.full((table_rows,), width, device=kept.device, dtype=torch.long)
-        place = place_of.index_copy(0, kept, torch.arange(width, device=kept.device))[token_BT]
-    index = place.unsqueeze(1).expand_as(values_BrT)
-    empty = values_BrT.new_zeros(*values_BrT.shape[:2], width + (kept is not None))
-    return empty.scatter_add(2, index, values_BrT)[..., :width]
+def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, place: Tensor | None, width: int) -> Tensor:
+    """Sum values into their token's place: (B, r, width). Tokens of masked rows land in a last place, cut off."""
+    index = token_BT if place is None else place.long().where(place >= 0, width)[token_BT]
+    empty = values_BrT.new_zeros(*values_BrT.shape[:2], width + (place is not None))
+    return empty.scatter_add(2, index.unsqueeze(1).expand_as(values_BrT), values_BrT)[..., :width]
 
 
 def embedding(site: Site, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.layers.factor_gradient import factor_gradient
 from lsg.layers.site import Site
 from lsg.layers.slot import Slot
+from lsg.subspace.space import Kept
 
 
 class _Linear(torch.autograd.Function):
@@ -27,7 +29,9 @@ class _Linear(torch.autograd.Function):
         row_factor: Tensor | None,
         column_factor: Tensor | None,
         rows_kept: Tensor | None,
+        rows_place: Tensor | None,
         columns_kept: Tensor | None,
+        columns_place: Tensor | None,
         row_carrier: Tensor | None,
         column_carrier: Tensor | None,
         dense_carrier: Tensor | None,
@@ -37,30 +41,25 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, row_factor, column_factor, rows_kept, columns_kept, *_ = inputs
-        ctx.save_for_backward(x, weight, row_factor, column_factor, rows_kept, columns_kept)
+        x, weight, _, *spaces = inputs[:9]
+        ctx.save_for_backward(x, weight, *spaces)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
+        x, weight, row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place = ctx.saved_tensors
         needs = ctx.needs_input_grad
         d_x = g @ weight if needs[0] else None
         x_BTI, g_BTO = x.reshape(x.shape[0], -1, x.shape[-1]), g.reshape(g.shape[0], -1, g.shape[-1])
         d_rows = d_columns = d_dense = d_bias = None
-        if needs[7]:
-            d_rows = select((x_BTI @ column_factor.mT).mT @ g_BTO, rows_kept)
-            d_columns = select((g_BTO @ row_factor).mT @ x_BTI, columns_kept)
         if needs[9]:
+            d_rows = factor_gradient(x_BTI, column_factor, g_BTO, rows_kept, rows_place)
+            d_columns = factor_gradient(g_BTO, row_factor.mT, x_BTI, columns_kept, columns_place)
+        if needs[11]:
             d_dense = g_BTO.mT @ x_BTI
-        if needs[10]:
+        if needs[12]:
             d_bias = g_BTO.sum(1)
-        return (d_x, *(None,) * 6, d_rows, d_columns, d_dense, d_bias)
-
-
-def select(values: Tensor, kept: Tensor | None) -> Tensor:
-    """The kept entries along the last dimension."""
-    return values if kept is None else values.index_select(-1, kept)
+        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -71,21 +70,27 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def weight_operands(slot: Slot | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """A weight's slot -> row factor, column factor, kept rows, kept columns, row, column and dense carrier."""
+    """A weight's slot -> row and column factor; kept rows, their places; kept columns, their places; and carriers of
+    rows, columns and the dense weight."""
     if slot is None:
-        return (None,) * 7
+        return (None,) * 9
     space = slot.subspace
     if space is None:
-        return (None, None, None, None, None, None, slot.carriers[0])
-    factors = space.row_factor.to(dtype), space.column_factor.to(dtype)
-    return (*factors, space.rows_kept, space.columns_kept, *slot.carriers, None)
+        return (*(None,) * 8, slot.carriers[0])
+    kept = (*_indices(space.rows_kept), *_indices(space.columns_kept))
+    return (space.row_factor.to(dtype), space.column_factor.to(dtype), *kept, *slot.carriers, None)
+
+
+def _indices(kept: Kept | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if kept is None else (kept.indices, kept.place)
 
 
 def transpose_operands(operands: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     """The same for the transposed matrix: rows become columns."""
-    row_factor, column_factor, rows_kept, columns_kept, rows, columns, dense = operands
+    row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place, rows, columns, dense = operands
     flipped = (None if f is None else f.mT for f in (column_factor, row_factor))
-    return (*flipped, columns_kept, rows_kept, columns, rows, None if dense is None else dense.mT)
+    flat_dense = None if dense is None else dense.mT
+    return (*flipped, columns_kept, columns_place, rows_kept, rows_place, columns, rows, flat_dense)
 
 
 def linear(

@@ -14,7 +14,7 @@ from lsg.layers.site import Batch, Site, install, uninstall
 from lsg.layers.slot import Slot
 from lsg.methods import Method
 from lsg.planning import Plan
-from lsg.subspace.refresh import refresh
+from lsg.subspace.stack import make_stacks, refresh
 
 
 class Recorder:
@@ -27,6 +27,7 @@ class Recorder:
             for t in plan.treatments
             if t.kind != "frozen"
         }
+        self.stacks = make_stacks(self.slots.values())
         self.batch = Batch(self.prepare)
         self.step = 0  # the logical step that the subspaces are for
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
@@ -71,7 +72,7 @@ class Recorder:
         weights = (self.step, *(slot.parameter._version for slot in self.slots.values()))
         if self.holding or self.pending or weights == self._seen_weights:
             return False
-        refresh(list(self.slots.values()), self.method, self.step, self.generator)
+        refresh(self.stacks, self.slots.values(), self.method, self.step, self.generator)
         self._seen_weights = weights
         return True
 
@@ -91,9 +92,24 @@ class Recorder:
     def pending(self) -> bool:
         return any(slot.pending for slot in self.slots.values())
 
-    def blocks(self) -> list[Tensor]:
-        """Per-sample gradients after a backward pass, a (B, dimensions) matrix for each slot."""
-        return [slot.block() for slot in self.slots.values()]
+    def in_order(self) -> list[Slot]:
+        """The slots as they follow each other in a sum: stack by stack, then the dense ones."""
+        stacked = [slot for stack in self.stacks for slot in stack.slots]
+        return stacked + [slot for slot in self.slots.values() if slot.layout is None]
+
+    def per_sample(self) -> list[list[Tensor]]:
+        """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...)."""
+        return [slot.parts() for slot in self.in_order()]
+
+    def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
+        """A noisy sum over all slots -> each slot with the gradient of its parameter (or its part)."""
+        dense = [slot for slot in self.slots.values() if slot.layout is None]
+        sizes = [stack.dimensions for stack in self.stacks] + [slot.dimensions for slot in dense]
+        shares = vector.split(sizes)
+        for stack, share in zip(self.stacks, shares, strict=False):
+            yield from stack.lift(share)
+        for slot, share in zip(dense, shares[len(self.stacks) :], strict=True):
+            yield slot, slot.spread(share)
 
     def clear(self) -> None:
         """Forget the per-sample gradients of this micro-batch."""
@@ -156,6 +172,8 @@ def _refuse_escape(name: str) -> Callable[[Tensor], None]:
     """Rules never differentiate a weight itself, so a gradient that reaches it came past them."""
 
     def hook(parameter: Tensor) -> None:
+        if parameter.grad is None:  # compiled graphs call this for weights that get no gradient, too
+            return
         parameter.grad = None
         raise PrivacyError(
             f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of "

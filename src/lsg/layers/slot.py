@@ -64,17 +64,21 @@ class Slot:
         return self.value.numel() if self.elements_kept is None else self.elements_kept.numel()
 
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Shapes of the carriers of a micro-batch."""
         space = self.subspace
         if space is None:
             return [(batch, *self.value.shape)]
-        rows = space.row_factor.shape[0] if space.rows_kept is None else space.rows_kept.numel()
-        columns = space.column_factor.shape[1] if space.columns_kept is None else space.columns_kept.numel()
+        rows = space.row_factor.shape[0] if space.rows_kept is None else space.rows_kept.indices.numel()
+        columns = space.column_factor.shape[1] if space.columns_kept is None else space.columns_kept.indices.numel()
         return [(batch, space.rank, rows), (batch, space.rank, columns)]
 
     def arm(self, batch: int) -> None:
-        """Fresh carriers for a micro-batch of this size."""
+        """Carriers for a micro-batch of this size, without gradients; the ones there are kept where they fit."""
+        shapes = self.shapes(batch)
+        if [carrier.shape for carrier in self.carriers] == shapes:
+            return self.disarm()
         zero = torch.zeros((), dtype=self.dtype, device=self.parameter.device)
-        self.carriers = tuple(zero.expand(shape).requires_grad_() for shape in self.shapes(batch))
+        self.carriers = tuple(zero.expand(shape).requires_grad_() for shape in shapes)
 
     def disarm(self) -> None:
         for carrier in self.carriers:
@@ -89,13 +93,12 @@ class Slot:
         """Per-sample gradients of the kept entries as layers left them; zeros where a carrier was not reached."""
         return [c.grad if c.grad is not None else torch.zeros_like(c) for c in self.carriers]
 
-    def block(self) -> Tensor:
-        """The same as one matrix (B, dimensions), scaled as it enters the norm."""
+    def parts(self) -> list[Tensor]:
+        """The same as matrices (B, ...), `dimensions` columns in all, scaled as they enter the norm."""
         flat = [gradient.flatten(1) for gradient in self.gradients()]
-        block = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
         if self.elements_kept is not None:
-            block = block.index_select(1, self.elements_kept)
-        return block if self.scale == 1.0 else block * self.scale
+            flat = [flat[0].index_select(1, self.elements_kept)]
+        return flat if self.scale == 1.0 else [part * self.scale for part in flat]
 
     def inspect(self) -> Tensor | tuple[Tensor, Tensor]:
         """Per-sample gradients at full size: (B, *shape), or (B, m, r) and (B, r, n); masked entries are zero."""
@@ -107,17 +110,8 @@ class Slot:
         kept = dense.flatten(1).index_select(1, self.elements_kept)
         return torch.zeros_like(dense.flatten(1)).index_copy(1, self.elements_kept, kept).view_as(dense)
 
-    def lift(self, vector: Tensor) -> Tensor:
-        """A (noisy) sum of `dimensions` numbers -> the gradient for the parameter (or its part), at full size."""
-        if self.subspace is not None:
-            (_, r, rows), (_, _, columns) = self.shapes(1)
-            row_part, column_part = vector.split([r * rows, r * columns])
-            d_left, d_right = self.subspace.unpack(row_part.view(r, rows), column_part.view(r, columns))
-            lifted = self.subspace.lift(d_left.to(self.subspace.left.dtype), d_right.to(self.subspace.left.dtype))
-            if self.lifted_kept is not None:
-                kept = lifted.flatten().index_select(0, self.lifted_kept)
-                lifted = torch.zeros_like(lifted).flatten().index_copy(0, self.lifted_kept, kept)
-            return lifted.reshape(self.value.shape)
+    def spread(self, vector: Tensor) -> Tensor:
+        """A (noisy) sum of `dimensions` numbers of a dense slot -> the gradient for the parameter (or its part)."""
         if self.elements_kept is not None:
             vector = vector.new_zeros(self.value.numel()).index_copy(0, self.elements_kept, vector)
         return vector.view(self.value.shape)

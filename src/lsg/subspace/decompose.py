@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+_JITTER = 1e-7  # of a matrix's size: far below what float32 factors resolve, far above float64's rounding
+
 
 def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of `like`'s dtype and device, drawn where the generator lives."""
@@ -12,11 +14,33 @@ def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -
 def decompose(weights: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """weights (k, m, n) -> L (k, m, r) with orthonormal columns and R (k, r, n) with orthonormal rows.
 
-    The start is a fresh Gaussian each time. QR gives orthonormal columns for rank-deficient weights (all zero) too.
+    The start is a fresh Gaussian each time.
     """
     stack, m, n = weights.shape
     rank = min(rank, m, n)
     start = gaussian((stack, n, rank), weights, generator)
-    left = torch.linalg.qr(weights @ start).Q
-    right = torch.linalg.qr(weights.mT @ left).Q.mT
-    return left, right
+    left = orthonormal(weights @ start, generator)
+    right = orthonormal(weights.mT @ left, generator)
+    return left, right.mT
+
+
+def orthonormal(columns: Tensor, generator: torch.Generator) -> Tensor:
+    """(k, m, r) -> orthonormal columns that span the same space, for rank-deficient ones (an all-zero weight) too."""
+    if columns.device.type == "cpu":
+        return torch.linalg.qr(columns).Q
+    return cholesky_qr(columns, generator)
+
+
+def cholesky_qr(columns: Tensor, generator: torch.Generator) -> Tensor:
+    """The same for accelerators, where QR runs matrix by matrix: CholeskyQR2 in double precision.
+
+    A few batched products, and no waiting for the device as a checked factorisation would. A trace of noise makes
+    rank-deficient columns independent.
+    """
+    y = columns.double()
+    size = y.flatten(1).norm(dim=1).div(y[0].numel() ** 0.5).clamp_min(1e-30).view(-1, 1, 1)
+    y = y / size + _JITTER * gaussian(tuple(y.shape), y, generator)
+    for _ in range(2):
+        cholesky = torch.linalg.cholesky_ex(y.mT @ y).L
+        y = torch.linalg.solve_triangular(cholesky.mT, y, upper=True, left=False)
+    return y.to(columns.dtype)

@@ -4,7 +4,7 @@ A parameter is seen as a matrix M = parameter.flatten(1), rows x columns. The pa
 layer that stores outputs first (`nn.Linear`) W is the transpose of M; `transposed` says so. L, R and the lift are in
 the paper's orientation; layers, which only ever meet M, ask for `row_factor` and `column_factor`.
 
-Shapes: m, n = W's rows and columns; r = rank.
+Shapes: m, n = W's rows and columns; r = rank. The functions below also take stacks of matrices (k, ...).
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Which entries of a factor are trained: `indices`, ascending, and each entry's `place` among them (-1: masked)."""
+
+    indices: Tensor
+    place: Tensor
+
+
+@dataclass(frozen=True)
 class Subspace:
-    """L (m x r, orthonormal columns), R (r x n, orthonormal rows) and the indices that are trained (None = all)."""
+    """L (m x r, orthonormal columns), R (r x n, orthonormal rows) and what of them is trained (None = all)."""
 
     left: Tensor
     right: Tensor
-    left_kept: Tensor | None
-    right_kept: Tensor | None
+    left_kept: Kept | None
+    right_kept: Kept | None
     transposed: bool
 
     @property
@@ -48,36 +56,36 @@ class Subspace:
         return self.left.T if self.transposed else self.right
 
     @property
-    def rows_kept(self) -> Tensor | None:
+    def rows_kept(self) -> Kept | None:
         return self.right_kept if self.transposed else self.left_kept
 
     @property
-    def columns_kept(self) -> Tensor | None:
+    def columns_kept(self) -> Kept | None:
         return self.left_kept if self.transposed else self.right_kept
 
     def unpack(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Kept entries as layers give them (..., r, kept) -> (gradient of L, gradient of R), zero where masked."""
-        full_rows = _scatter(rows, self.rows_kept, self.row_factor.shape[0])
-        full_columns = _scatter(columns, self.columns_kept, self.column_factor.shape[1])
-        if self.transposed:
-            return full_columns.mT, full_rows
-        return full_rows.mT, full_columns
-
-    def lift(self, d_left: Tensor, d_right: Tensor) -> Tensor:
-        """Eq. 1: dW = dL R + L dR - L L^T dL R, returned in M's orientation."""
-        # (dL - L L^T dL) R + L dR: the same sum with one product of full size fewer.
-        tangent = d_left - self.left @ (self.left.T @ d_left)
-        lifted = tangent @ self.right + self.left @ d_right
-        return lifted.T if self.transposed else lifted
+        left_part, right_part = (columns, rows) if self.transposed else (rows, columns)
+        m, n = self.left.shape[0], self.right.shape[1]
+        left_indices = None if self.left_kept is None else self.left_kept.indices
+        right_indices = None if self.right_kept is None else self.right_kept.indices
+        return spread(left_part, left_indices, m).mT, spread(right_part, right_indices, n)
 
 
-def _mask(kept: Tensor | None, size: int, device: torch.device) -> Tensor:
-    if kept is None:
-        return torch.ones(size, dtype=torch.bool, device=device)
-    return torch.zeros(size, dtype=torch.bool, device=device).index_fill(0, kept, True)
-
-
-def _scatter(values: Tensor, kept: Tensor | None, size: int) -> Tensor:
-    if kept is None:
+def spread(values: Tensor, indices: Tensor | None, size: int) -> Tensor:
+    """Kept entries (..., r, kept) -> all `size` of them, zero where masked. `indices`: (kept) or (k, 1, kept)."""
+    if indices is None:
         return values
-    return values.new_zeros(*values.shape[:-1], size).index_copy(-1, kept, values)
+    return values.new_zeros(*values.shape[:-1], size).scatter(-1, indices.expand_as(values), values)
+
+
+def lift(left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor, *, transposed: bool) -> Tensor:
+    """Eq. 1: dW = dL R + L dR - L L^T dL R, in M's orientation."""
+    # (dL - L L^T dL) R + L dR as one product of inner size 2r.
+    tangent = d_left - left @ (left.mT @ d_left)
+    tall, wide = torch.cat([tangent, left], dim=-1), torch.cat([right, d_right], dim=-2)
+    return wide.mT @ tall.mT if transposed else tall @ wide
+
+
+def _mask(kept: Kept | None, size: int, device: torch.device) -> Tensor:
+    return torch.ones(size, dtype=torch.bool, device=device) if kept is None else kept.place >= 0

@@ -1,0 +1,26 @@
+"""The command `lsg`: one file a command, listed here and nowhere else."""
+
+from typing import Annotated
+
+import typer
+
+from lsg import __version__
+from lsg.cli.demo import demo
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lsg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Differentially private training in a low-rank, sparse gradient space."""

@@ -1,0 +1,150 @@
+"""The documentation runs: every Python example, every table of options, every file and test that is named."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lsg
+from lsg import PrivacyEngine
+from lsg.methods import Method
+from lsg.training import Epoch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, PRIVACY = (ROOT / "README.md").read_text(), (ROOT / "docs" / "privacy.md").read_text()
+CONTINUED = "# continued"  # first line of a block that goes on from the block before it
+
+
+def examples() -> dict[str, tuple[Path, list[tuple[int, str]]]]:
+    """Name of an example ("page:line") -> its page and the blocks, with their lines, that run in one namespace."""
+    found: dict[str, tuple[Path, list[tuple[int, str]]]] = {}
+    for page in PAGES:
+        text = page.read_text()
+        assert text.count("```") % 2 == 0, f"{page.name} has an open block"
+        key = ""
+        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line, code = text.count("\n", 0, match.start(1)), match[1]
+            if code.startswith(CONTINUED):
+                assert key, f"{page.name}:{line} continues nothing"
+            else:
+                key = f"{page.name}:{line + 1}"
+                found[key] = (page, [])
+            found[key][1].append((line, code))
+    return found
+
+
+EXAMPLES = examples()
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_example_runs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, blocks = EXAMPLES[key]
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for line, code in blocks:
+            # Blank lines before it, so that a traceback shows the page's own line.
+            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+
+
+def test_every_page_has_an_example() -> None:
+    assert {page for page, _ in EXAMPLES.values()} == set(PAGES)
+
+
+def first_column(text: str, heading: str) -> set[str]:
+    """The names in backticks in the first column of the table whose first heading this is."""
+    rows = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert rows, f"no table headed {heading!r}"
+    return {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_the_table_of_arguments_is_the_signature() -> None:
+    functions = (PrivacyEngine.make_private, PrivacyEngine.make_private_with_epsilon)
+    names = {name for function in functions for name in inspect.signature(function).parameters} - {"self"}
+    assert first_column(README, "argument") == names
+
+
+def test_the_table_of_options_is_the_methods() -> None:
+    assert first_column(README, "option") == {field.name for field in dataclasses.fields(Method)}
+    for call in first_column(README, "method"):  # each is shown with its defaults
+        assert eval(call, vars(lsg)) == eval(call.partition("(")[0] + "()", vars(lsg))
+
+
+def test_every_public_name_is_shown() -> None:
+    block = next(code for key in EXAMPLES for _, code in EXAMPLES[key][1] if "# sparsity schedules" in code)
+    names = set(re.findall(r"[A-Za-z]\w+", re.sub(r"#.*", "", block))) - {"from", "import", "lsg"}
+    assert names == set(lsg.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page.name} links to {target}#{anchor}, which does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_exist(page: Path) -> None:
+    later = re.search(r"^- Not built: (.*(?:\n  .*)*)", page.read_text(), re.MULTILINE)  # says so of its files
+    text = page.read_text() if later is None else page.read_text().replace(later[0], "")
+    for name in re.findall(r"`((?:[\w.]+/)*\w+\.py|(?:\w+/)+)(?:::\w+)?`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "lsg" / name).exists(), f"{page.name} names {name}"
+    for name in re.findall(r"`([\w/]+(?:\.py)?)`", later[1] if later else ""):
+        assert not (ROOT / "src" / "lsg" / name).exists(), f"{page.name} says that {name} is not built"
+
+
+def test_rooms_import_only_from_above() -> None:
+    """The table of rooms in docs/design.md, low to high."""
+    package = ROOT / "src" / "lsg"
+    table = re.search(r"^\| file \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    assert table
+    level: dict[Path, int] = {}
+    for number, row in enumerate(table[1].splitlines()):
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1]):
+            room = package / name
+            level |= dict.fromkeys(room.rglob("*.py") if room.is_dir() else [room], number)
+    assert len(level) > 30
+    for file, own in level.items():
+        for module in re.findall(r"^\s*from lsg\.([\w.]+) import", file.read_text(), re.MULTILINE):
+            path = package / module.replace(".", "/")
+            imported = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+            assert level.get(imported, 0) <= own, f"{file.name} imports {module} from a higher room"
+
+
+def test_tests_named_exist() -> None:
+    found = {}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        functions = [n.name for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.FunctionDef)]
+        found[file.relative_to(ROOT).as_posix()] = set(functions)
+    named = 0
+    for page in PAGES:
+        for file_name, test in re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", page.read_text()):
+            assert test in found[file_name or "tests/test_privacy_rules.py"], f"{page.name} names {file_name}::{test}"
+            named += 1
+    assert named > 20
+
+
+def test_every_rule_names_its_tests() -> None:
+    rows = re.findall(r"^\| (\d+)\. .*\|([^|]*)\|([^|]*)\|$", PRIVACY, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 11))
+    assert all(".py`" in where and "test_" in tests for _, where, tests in rows)
+
+
+def test_what_is_not_private_is_said_to_be_so() -> None:
+    """Rule 10, where numbers of single samples can be had."""
+    for place in (PrivacyEngine.per_sample_gradients, Epoch):
+        assert "not private" in (place.__doc__ or "")
+    for word in ("loss", "per-sample gradients", "norms", "clip fractions", "hyperparameters"):
+        assert re.search(rf"\*\*Not private:\*\*[^*]*\b{word}\b", README), word
