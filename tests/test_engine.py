@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -83,6 +84,8 @@ def test_model_stays_the_same_object_and_detach_restores_it_fully() -> None:
     model(torch.randn(3, 10)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
     private(model)  # and can be made private again, by another engine
+    with pytest.raises(ConfigurationError, match="another PrivacyEngine"):
+        private(model)
 
 
 def test_copies_and_pickles_are_plain_models() -> None:
@@ -96,6 +99,12 @@ def test_copies_and_pickles_are_plain_models() -> None:
         assert torch.equal(twin(x), model(x))
         twin(x).sum().backward()
         assert all(p.grad is not None for p in twin.parameters())
+        again, twin, twin_optimizer, twin_loader = private(twin)
+        train_epoch(twin, twin_optimizer, twin_loader)
+        with torch.no_grad():
+            twin(x)
+        again.detach()
+        assert twin(x).shape == (3, 2)
     assert all(slot.pending is False for slot in engine._recorder.slots.values())
 
 
@@ -125,15 +134,16 @@ def test_optimizer_reads_as_in_opacus() -> None:
 def test_zero_grad_never_drops_the_accumulated_sum() -> None:
     _engine, model, optimizer, _ = private(noise_multiplier=0.0, method=DPSGD(), max_grad_norm=1e9)
     x = torch.randn(4, 10)
-    optimizer.begin_micro_batch(last=False)
+    optimizer.begin_micro_batch(size=2, last=False)
     model(x[:2]).sum(1).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.begin_micro_batch(last=True)
+    optimizer.begin_micro_batch(size=2, last=True)
     model(x[2:]).sum(1).mean().backward()
     optimizer.step()
     found = model[3].bias.grad.clone()
     assert torch.allclose(found, torch.full((2,), 4 / BATCH))
+    optimizer.leave_epoch()
     model(x).sum(1).mean().backward()
     optimizer.zero_grad()  # before the step: this batch is forgotten, and the step is one of noise alone
     optimizer.step()
@@ -156,10 +166,23 @@ def test_loops_that_would_make_the_books_wrong_are_stopped() -> None:
     with pytest.raises(PrivacyError, match=r"optimizer\.step"):
         for x, _ in loader:
             model(x).sum().backward()
+    for skipped in (model, lambda x: None):  # a batch without its step is no better than one without backward
+        with pytest.raises(PrivacyError, match=r"optimizer\.step"):
+            for x, _ in loader:
+                skipped(x)
+    with pytest.raises(PrivacyError, match="called again"):
+        for x, y in loader:
+            for _ in range(2):
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    for wrong in (lambda x: torch.cat([x, x]), lambda x: x.unsqueeze(0)):
+        engine.detach()
+        engine, model, optimizer, loader = private(max_physical_batch_size=4, method=DPSGD())
+        with pytest.raises(PrivacyError, match="the loader handed out"):
+            for x, _ in loader:
+                model(wrong(x)).sum().backward()
+                optimizer.step()
     engine, model, optimizer, loader = private()
-    with pytest.raises(PrivacyError, match="ended without"):
-        for x, _ in loader:
-            model(x)
     with pytest.raises(ConfigurationError, match="closure"):
         optimizer.step(lambda: 0.0)
     with pytest.raises(ConfigurationError, match="added"):
@@ -229,6 +252,17 @@ def test_sampling_without_poisson_is_accounted_for_what_it_is() -> None:
             optimizer.step()
     assert sum(len(x) for x in seen) == 2 * N
     assert engine.accountant.history == [(1.0, 1.0, 2)]  # one full-rate Gaussian mechanism an epoch
+    for _ in range(2):  # an epoch left after its first step has used some record once, too
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            break
+    assert len(engine.accountant) == 4
+    for x, y in loader:  # other noise in the middle of an epoch is accounted for as well
+        optimizer.noise_multiplier *= 0.5
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert len(engine.accountant) == 7
 
 
 def test_sparsity_schedule_switches_the_masks_on() -> None:
@@ -393,10 +427,14 @@ REFUSED_MODELS = {
     "max_norm": (lambda: nn.Embedding(9, 4, max_norm=1.0), "max_norm"),
     "by_frequency": (lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrized"),
+    "old_weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "weight_g"),
+    "prune": (lambda: torch.nn.utils.prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5), "weight_orig"),
+    "frozen_max_norm": (lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0).requires_grad_(False)), "max_norm"),
     "frozen": (lambda: nn.Linear(4, 4).requires_grad_(False), "nothing to train"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
 @pytest.mark.parametrize("case", REFUSED_MODELS)
 def test_models_that_cannot_be_private_are_refused_by_name(case: str) -> None:
     make, message = REFUSED_MODELS[case]

@@ -41,7 +41,7 @@ def clipped_sum(model: nn.Module, method: Method, clipping: str, token: Tensor, 
     generator = torch.Generator().manual_seed(9)
     engine, optimizer, _ = attach(model, method, max_grad_norm=C, clipping=clipping, noise_generator=generator)
     (F.cross_entropy(model(token), label, reduction="none") * scale).mean().backward()
-    optimizer.gradients.collect()
+    optimizer.gradients.collect(None)
     vector: Tensor = optimizer.gradients.sum.vector
     assert optimizer.gradients.sum.bound == pytest.approx(C)
     engine.detach()
@@ -145,11 +145,11 @@ def test_noise_is_drawn_once_per_logical_step_and_unused_parameters_get_it_too(n
 
     model = Lazy()
     _, optimizer, _ = attach(model, DPSGD(), noise_multiplier=1.0, max_grad_norm=1.0)
-    optimizer.begin_micro_batch(last=False)
+    optimizer.begin_micro_batch(size=2, last=False)
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
     assert not optimizer.stepped and not noisy_sums
-    optimizer.begin_micro_batch(last=True)
+    optimizer.begin_micro_batch(size=3, last=True)
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     assert optimizer.stepped and len(noisy_sums) == 1
@@ -236,19 +236,29 @@ class MixesSamples(nn.Module):
             x = x - x.mean(0)
         elif self.how == "roll":
             x = x.roll(1, 0)
+        elif self.how == "swap":  # neighbours within one half of the batch
+            x = x[[1, 0, 2, 3]]
         elif self.how == "time_first":
             x = self.second(x.transpose(0, 1).reshape(-1, 12)).view(x.shape[1], x.shape[0], 6)
             return x.transpose(0, 1)
         return self.second(x)
 
 
-@pytest.mark.parametrize("how", ["mean", "roll", "time_first"])
+@pytest.mark.parametrize("how", ["mean", "roll", "swap", "time_first"])
 def test_a_model_that_mixes_samples_is_refused_by_name_at_its_first_batch(how: str) -> None:
     """Rule 7, for what no list of layer types can know."""
     model = MixesSamples(how)
     attach(model, LSG(rank=1, sparsity=0.0))
     with pytest.raises(PrivacyError, match=r"layer 'second'"):
         model(torch.randn(4, 3, 6))
+
+
+def test_second_derivatives_are_refused() -> None:
+    model = nn.Linear(3, 3)
+    attach(model, DPSGD())
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(PrivacyError, match="create_graph"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
 def test_positions_that_happen_to_number_as_many_as_samples_are_not_mistaken_for_samples() -> None:

@@ -222,7 +222,7 @@ def test_low_precision_parameters_are_clipped_and_noised_in_float32() -> None:
     model = network(torch.bfloat16)
     _engine, optimizer, _ = attach(model, LSG(rank=2, sparsity=0.4), noise_multiplier=1.0, max_grad_norm=1.0)
     loss(model, samples(torch.bfloat16)).backward()
-    optimizer.gradients.collect()
+    optimizer.gradients.collect(None)
     assert optimizer.gradients.sum.vector.dtype == torch.float32
     optimizer.step()
     assert all(p.grad is not None and p.grad.dtype == torch.bfloat16 for p in model.parameters())

@@ -22,8 +22,11 @@ ACCOUNTANTS = ("prv", "pld", "rdp")
 _ROUND_OFF_PER_STEP = 1e-15
 # Past this ε nobody needs a tight value, while the FFT's grids grow without bound: RDP answers alone.
 _LARGEST_FFT_EPSILON = 1000.0
-# Points of the PRV grid: a second or two of work. Runs of a million steps pay with a larger ε instead of more time.
-_LARGEST_GRID = 2**21
+# Past this many steps the FFTs take minutes and their round-off counts: RDP answers alone there too.
+_LARGEST_FFT_STEPS = 3_000_000
+# Points of the PRV grid, and of one step's PLD (a slower Python loop): about a second of work each. A run that would
+# need more pays with a somewhat larger ε instead of more time.
+_LARGEST_PRV_GRID, _LARGEST_PLD_GRID = 2**21, 2**18
 # How a method may fail numerically; the next, sturdier method then answers.
 _NUMERICAL_FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
 
@@ -194,8 +197,10 @@ def _epsilon(name: str, phases: tuple[Phase, ...], delta: float) -> float:
     if any(phase.noise_multiplier == 0 for phase in phases):
         return math.inf
     loose = _rdp(phases, delta)
-    round_off = _ROUND_OFF_PER_STEP * (sum(phase.steps for phase in phases) + 100)
-    if name == "rdp" or loose > _LARGEST_FFT_EPSILON or round_off > delta / 2:
+    steps = sum(phase.steps for phase in phases)
+    round_off = _ROUND_OFF_PER_STEP * (steps + 100)
+    beyond_fft = loose > _LARGEST_FFT_EPSILON or steps > _LARGEST_FFT_STEPS or round_off > delta / 2
+    if name == "rdp" or loose == 0 or beyond_fft:
         return loose
     for method in (_prv, _pld) if name == "prv" else (_pld,):
         with contextlib.suppress(*_NUMERICAL_FAILURES):
@@ -231,7 +236,7 @@ def _prv(phases: tuple[Phase, ...], delta: float, round_off: float, loose: float
         # 1 % of a small ε, 0.01 from 1 to 10, 0.1 % of a large one; more where the grid would grow too large.
         wanted = max(0.01 * min(loose, 1.0), 0.001 * loose)
         spread = math.sqrt(total * math.log(12 / delta_error) / 2)
-        mesh = max(wanted / spread, 2 * reach / _LARGEST_GRID)
+        mesh = max(wanted / spread, 2 * reach / _LARGEST_PRV_GRID)
         eps_error = mesh * spread
 
         half = next_fast_len(math.ceil(reach / mesh) + 1)
@@ -273,10 +278,12 @@ def _pld(phases: tuple[Phase, ...], delta: float, round_off: float, loose: float
         import dp_accounting
         from dp_accounting.pld import PLDAccountant
 
-        # The library's 1e-4, finer where many steps share a small ε, coarser where a large ε would take minutes.
+        # The library's 1e-4, finer where many steps share a small ε, coarser where large losses would take minutes.
         # Below 1e-5 its differences of δ lose their digits.
         total = sum(phase.steps for phase in phases)
-        interval = max(min(1e-4, loose / (10 * math.sqrt(total))), 1e-5, 1e-5 * loose)
+        widest = max(10 / phase.noise_multiplier + 0.5 / phase.noise_multiplier**2 for phase in phases)
+        fine = min(1e-4, loose / (10 * math.sqrt(total)))
+        interval = max(fine, 1e-5, 1e-5 * loose, widest / _LARGEST_PLD_GRID)
         accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, interval)
         for phase in phases:
             accountant.compose(_event(phase), phase.steps)

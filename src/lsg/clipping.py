@@ -71,13 +71,18 @@ class Clipper:
             return math.sqrt(sum(c * c for c in self.max_grad_norm))
         return self.max_grad_norm
 
-    def clip(self, per_sample: Sequence[Sequence[Tensor]], loss_scale: float) -> ClippedSum:
-        """per_sample: for each slot, matrices (B, ...) of per-sample gradients divided by `loss_scale`."""
+    def clip(
+        self, per_sample: Sequence[Sequence[Tensor]], loss_scale: float, positions: Sequence[int] | None = None
+    ) -> ClippedSum:
+        """per_sample: for each slot, matrices (B, ...) of per-sample gradients divided by `loss_scale`.
+
+        positions: which threshold is which slot's, where the slots are not in the thresholds' order.
+        """
         # Thresholds of their own need norms of their own; a joint norm needs few, large kernels.
         blocks = [_join(parts) for parts in per_sample] if self.mode == "per_layer" else _few_blocks(per_sample)
         norms_BK = torch.stack([_row_norms(block) for block in blocks], dim=1) * loss_scale
         joint_B = torch.linalg.vector_norm(norms_BK, dim=1)
-        factors_BK = self._factors(norms_BK, joint_B) * loss_scale
+        factors_BK = self._factors(norms_BK, joint_B, positions or range(len(blocks))) * loss_scale
         # A sample with a NaN or Inf gradient counts as zero (rule 6): its factor is 0, and its entries too, as 0 * NaN
         # is NaN. Which samples these are is decided on the device: no step is skipped and nothing waits for the answer.
         finite_B = joint_B.isfinite()
@@ -88,11 +93,12 @@ class Clipper:
             sums.append(factors_BK[:, k].to(clean.dtype) @ clean)
         return ClippedSum(torch.cat(sums), self.bound)
 
-    def _factors(self, norms_BK: Tensor, joint_B: Tensor) -> Tensor:
+    def _factors(self, norms_BK: Tensor, joint_B: Tensor, positions: Sequence[int]) -> Tensor:
         """What each sample's gradient is multiplied with in each slot."""
         if self.mode == "per_layer":
-            limits = torch.tensor(self.thresholds(norms_BK.shape[1]), dtype=norms_BK.dtype, device=norms_BK.device)
-            return (limits / norms_BK).clamp(max=1.0)
+            thresholds = self.thresholds(norms_BK.shape[1])
+            limits = [thresholds[position] for position in positions]
+            return (torch.tensor(limits, dtype=norms_BK.dtype).to(norms_BK.device) / norms_BK).clamp(max=1.0)
         if self.mode == "automatic":
             joint = self.bound / (joint_B + _STABILITY)
         else:

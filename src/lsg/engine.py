@@ -13,6 +13,7 @@ from lsg.clipping import Clipper, Clipping
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.layers.recorder import Recorder, batch_size
+from lsg.layers.site import is_private
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise import fresh_generator
@@ -34,7 +35,9 @@ class PrivacyEngine:
         self._recorder: Recorder | None = None
         self._plain: _BatchSizeProbe | None = None
         self._sampling: SamplingPlan | None = None
+        self._sampler: LogicalBatches | None = None
         self._optimizer: PrivateOptimizer | None = None
+        self._accounted_epoch: tuple[int, float] | None = None
 
     def make_private_with_epsilon(
         self,
@@ -122,6 +125,8 @@ class PrivacyEngine:
         if loss_reduction not in ("mean", "sum"):
             raise ConfigurationError(f"loss_reduction={loss_reduction!r} must be 'mean' or 'sum'")
         check_noise(noise_multiplier)
+        if is_private(module):
+            raise ConfigurationError("module is attached to another PrivacyEngine: call that engine's detach() first")
         if isinstance(optimizer, PrivateOptimizer):
             raise ConfigurationError("optimizer is private already: pass the original one")
         trained = trained_parameters(module, optimizer)
@@ -159,7 +164,7 @@ class PrivacyEngine:
                 expected_batch_size=sampling.expected_batch_size,
                 noise_generator=noise_generator or streams.make("noise", device),
             )
-        self._sampling = sampling
+        self._sampling, self._sampler, self._accounted_epoch = sampling, sampler, None
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
@@ -171,13 +176,16 @@ class PrivacyEngine:
 
     def _account(self, noise_multiplier: float) -> None:
         """One logical step, as the sampling plan says that it counts."""
-        assert self._sampling is not None
-        rate = self._sampling.counts_at(self._steps_taken)
-        self._steps_taken += 1
-        if rate is not None:
-            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
-
-    _steps_taken = 0
+        assert self._sampling is not None and self._optimizer is not None and self._sampler is not None
+        if self._sampling.poisson:
+            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=self._sampling.sample_rate)
+            return
+        # Without Poisson sampling a record enters one step of an epoch, unamplified: the epoch's first step counts for
+        # all of them. A step outside an epoch, or with other noise, counts for itself.
+        epoch = (self._sampler.epoch_number, noise_multiplier) if self._optimizer.in_epoch else None
+        if epoch is None or epoch != self._accounted_epoch:
+            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=1.0)
+        self._accounted_epoch = epoch
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta; infinite if any step had no noise."""
@@ -234,15 +242,15 @@ class PrivacyEngine:
 
 
 class _Streams:
-    """Separate random streams: from the operating system, or all derived from the noise generator's seed."""
+    """Separate random streams: from the operating system, or all derived from the noise generator's state."""
 
     def __init__(self, noise_generator: torch.Generator | None) -> None:
-        self._seed = None if noise_generator is None else noise_generator.initial_seed()
+        self._state = None if noise_generator is None else bytes(noise_generator.get_state().tolist())
 
     def make(self, purpose: str, device: torch.device) -> torch.Generator:
-        if self._seed is None:
+        if self._state is None:
             return fresh_generator(device)
-        digest = hashlib.sha256(f"{purpose}:{self._seed}".encode()).digest()
+        digest = hashlib.sha256(purpose.encode() + b":" + self._state).digest()
         return fresh_generator(device, int.from_bytes(digest[:8], "big") >> 1)
 
 

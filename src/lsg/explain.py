@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from lsg.errors import ConfigurationError
 from lsg.layers.slot import Slot
-from lsg.methods import Method
+from lsg.methods import Method, NonPrivate
 from lsg.planning import make_plan
 from lsg.subspace.stack import make_stacks, refresh
 
@@ -78,6 +79,8 @@ class Explanation:
 
 def explain(model: nn.Module, method: Method) -> Explanation:
     """Which parameters would be projected, dense or frozen, and what that does to noise and memory."""
+    if isinstance(method, NonPrivate):
+        raise ConfigurationError("NonPrivate adds no noise: there is nothing to explain")
     plan = make_plan(model, method)
     slots = {
         t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable)

@@ -7,7 +7,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -20,14 +19,17 @@ from lsg.sampling import LogicalBatches, SamplingPlan
 class StepGate(Protocol):
     """What the loader tells the optimizer."""
 
-    def begin_micro_batch(self, *, last: bool) -> None:
-        """A micro-batch goes out; `last` says that it ends its logical batch."""
+    def begin_micro_batch(self, *, size: int, last: bool) -> None:
+        """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
 
     def empty_step(self) -> None:
         """A logical batch has no samples: take its (noisy, accounted) step now."""
 
     def enter_epoch(self) -> None:
         """A new epoch begins: what an epoch left in the middle had summed up is dropped; none of it was released."""
+
+    def finish_epoch(self) -> None:
+        """The last micro-batch of the epoch has been handed out, and the loop came back for more."""
 
     def leave_epoch(self) -> None:
         """No micro-batch is in flight any more: a step taken now is a step of its own."""
@@ -64,10 +66,11 @@ class PrivateDataLoader(DataLoader[Any]):
             for logical in self.logical.epoch:
                 if not logical:
                     self._gate.empty_step()
-                for number, _ in enumerate(logical, start=1):
+                for number, records in enumerate(logical, start=1):
                     batch = next(batches)
-                    self._gate.begin_micro_batch(last=number == len(logical))
+                    self._gate.begin_micro_batch(size=len(records), last=number == len(logical))
                     yield batch
+            self._gate.finish_epoch()
         finally:
             self._gate.leave_epoch()
 
@@ -92,7 +95,7 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
             raise _not_poisson(loader.batch_sampler)
         else:
             raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
-    replaceable = type(sampler) in (SequentialSampler, DistributedSampler) or (
+    replaceable = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
     )
     if not replaceable:

@@ -1,7 +1,7 @@
 """The private optimizer: per-sample gradients in, noisy steps of the user's own optimizer out."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -19,8 +19,8 @@ LossReduction = Literal["mean", "sum"]
 class GradientSource(Protocol):
     """Where gradients of a logical batch come from: micro-batch by micro-batch, then released as one."""
 
-    def collect(self) -> None:
-        """Take in the gradients that the last backward pass left."""
+    def collect(self, expected_size: int | None) -> None:
+        """Take in the gradients that the last backward pass left, of so many records if that is known."""
 
     def drop_pending(self) -> None:
         """Forget gradients that were not collected."""
@@ -64,12 +64,18 @@ class PrivateGradients:
         self.sum = None
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect(self, expected_size: int | None) -> None:
         if not self.recorder.pending:
             return
         size = self.recorder.batch.size
         assert size is not None
-        part = self.clipper.clip(self.recorder.per_sample(), size if self.loss_reduction == "mean" else 1.0)
+        if expected_size is not None and size != expected_size:
+            raise PrivacyError(
+                f"the loader handed out {expected_size} records but the model took them for {size} samples: the first "
+                "dimension of the model's first input must be the record, or clipping would not bound a record"
+            )
+        scale = size if self.loss_reduction == "mean" else 1.0
+        part = self.clipper.clip(self.recorder.per_sample(), scale, self.recorder.positions)
         self.sum = part if self.sum is None else self.sum + part
         self.recorder.holding = True
         self.recorder.clear()
@@ -126,7 +132,7 @@ class PlainGradients:
         self._sums = None
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect(self, expected_size: int | None) -> None:
         if not self.pending():
             return
         scale = self.micro_batch_size() if self.loss_reduction == "mean" else 1
@@ -165,9 +171,9 @@ class PrivateOptimizer(Optimizer):
         self.expected_batch_size = expected_batch_size
         self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
+        self.in_epoch = False  # whether the private loader hands out the batches
         self._before_release = before_release
-        self._last = True  # whether the micro-batch in flight ends its logical batch; without our loader each one does
-        self._under_way = False  # whether the loader handed out a micro-batch of a logical batch not yet stepped
+        self._micro = _ANY_BATCH
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
     @property
@@ -207,7 +213,7 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self.original_optimizer!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a private optimizer cannot be pickled or copied; save engine.state_dict() instead")
+        raise TypeError("a private optimizer cannot be pickled or copied; save its state_dict()")
 
     def register_step_pre_hook(self, hook: Any) -> Any:
         return self.original_optimizer.register_step_pre_hook(hook)
@@ -242,12 +248,19 @@ class PrivateOptimizer(Optimizer):
         """Clip and sum this micro-batch; at the end of a logical batch also noise, account and update."""
         if closure is not None:
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
+        if self._micro.stepped and self.gradients.pending():
+            raise PrivacyError(
+                "optimizer.step() was called again for the same batch of the loader: one batch, one step, or a sample "
+                "would count several times"
+            )
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
-            self.gradients.collect()
-            self.stepped = self._last
-            if self._last:
+            self.gradients.collect(self._micro.size)
+            self.stepped = self._micro.last and not self._micro.stepped
+            if self.stepped:
                 self._release()
+        if self.in_epoch:
+            self._micro = replace(self._micro, stepped=True)
 
     def _release(self) -> None:
         for group in self.param_groups:
@@ -258,29 +271,39 @@ class PrivateOptimizer(Optimizer):
         self.gradients.release(self.noise_multiplier)
         self.original_optimizer.step()
         self.gradients.drop_pending()
-        self._under_way = False
 
     # -- what the loader tells (StepGate) ------------------------------------------------------------------------
-    def begin_micro_batch(self, *, last: bool) -> None:
-        if self.gradients.pending():
+    def begin_micro_batch(self, *, size: int, last: bool) -> None:
+        self.finish_epoch()
+        self.in_epoch, self._micro = True, _MicroBatch(size=size, last=last, stepped=False)
+
+    def finish_epoch(self) -> None:
+        if self.in_epoch and not self._micro.stepped:
             raise PrivacyError(
-                "the loader was asked for the next batch while gradients wait: call optimizer.step() after every "
-                "loss.backward(). lsg accumulates by itself; use max_physical_batch_size for large batches"
+                "the loader was asked for the next batch before optimizer.step(): every batch of the loader needs one "
+                "step, or the steps taken and the steps accounted for would differ. lsg accumulates by itself; use "
+                "max_physical_batch_size for large batches"
             )
-        if self._under_way and self._last:
-            raise PrivacyError(
-                "a logical batch ended without optimizer.step(): every batch of the loader needs its step, "
-                "or the steps taken and the steps accounted for would differ"
-            )
-        self._last, self._under_way = last, True
 
     def empty_step(self) -> None:
-        self.begin_micro_batch(last=True)
+        self.begin_micro_batch(size=0, last=True)
         self.step()
 
     def leave_epoch(self) -> None:
-        self._last, self._under_way = True, False
+        self.in_epoch, self._micro = False, _ANY_BATCH
 
     def enter_epoch(self) -> None:
         self.leave_epoch()
         self.gradients.restart()
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """The batch in flight: its number of records, whether it ends its logical batch, whether it has had its step."""
+
+    size: int | None
+    last: bool
+    stepped: bool
+
+
+_ANY_BATCH = _MicroBatch(size=None, last=True, stepped=False)  # not from our loader: a logical batch of its own

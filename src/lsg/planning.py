@@ -94,6 +94,12 @@ def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator
             if getattr(descendant, leaf, None) is not None:
                 own[path] = getattr(descendant, leaf)
         parameters = {local: names[id(p)] for local, p in own.items() if id(p) in wanted}
+        for local in parameters:
+            if rule.known is not None and local not in rule.known:
+                raise ConfigurationError(
+                    f"parameter '{parameters[local]}' is not one that a {type(module).__name__} has by itself (added by "
+                    "weight_norm, spectral_norm or prune?): no per-sample rule covers it. Remove what added it"
+                )
         if parameters:
             yield Use(name, module, rule, parameters)
 

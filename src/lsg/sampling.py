@@ -54,12 +54,6 @@ class SamplingPlan:
         """(sample rate, number of mechanisms) that the accountant is to compose for that many epochs."""
         return (self.sample_rate, self.steps(epochs)) if self.poisson else (1.0, epochs)
 
-    def counts_at(self, step: int) -> float | None:
-        """The sample rate to account at this step, or None where the step's epoch is accounted already."""
-        if self.poisson:
-            return self.sample_rate
-        return 1.0 if step % self.first_step(1) == 0 else None
-
 
 class LogicalBatches(Sampler[Micro]):
     """A batch sampler for DataLoader: yields the micro-batches of an epoch; `epoch` holds them by logical step."""

@@ -30,9 +30,10 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
             attention = module if isinstance(module, nn.MultiheadAttention) else module.self_attn
             if not attention.batch_first:
                 found.append(f"{label} does not have the batch first; make it with batch_first=True")
-        elif isinstance(module, nn.Embedding) and own and (module.max_norm is not None or module.scale_grad_by_freq):
-            option = "max_norm" if module.max_norm is not None else "scale_grad_by_freq"
-            found.append(f"{label} uses {option}, which mixes the samples of a batch; turn it off or freeze the table")
+        elif isinstance(module, nn.Embedding) and module.max_norm is not None:
+            found.append(f"{label} uses max_norm, which rewrites the rows that a batch looks up; turn it off")
+        elif isinstance(module, nn.Embedding) and own and module.scale_grad_by_freq:
+            found.append(f"{label} uses scale_grad_by_freq, which mixes the samples of a batch; turn it off")
         elif isinstance(module, _NO_RULE) and own:
             found.append(f"{label} has no per-sample rule; freeze its parameters or replace it")
         elif hasattr(module, "parametrizations") and any(True for _ in module.parametrizations.parameters()):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.errors import PrivacyError
 from lsg.layers.linear import linear, per_sample, weight_slots
 from lsg.layers.site import Site
 from lsg.layers.slot import Slot
@@ -25,6 +26,8 @@ def multihead_attention_forward(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """What `nn.MultiheadAttention.forward` computes for batch-first inputs (B, tokens, width)."""
+    if is_causal and attn_mask is None:
+        raise PrivacyError(f"layer '{site.name}': is_causal=True is a hint about attn_mask, which is missing")
     q, k, v = _projections(module, site, query, key, value)
     if module.bias_k is not None and module.bias_v is not None:
         k = torch.cat([k, _extra_token(module.bias_k, site.slots.get("bias_k"), k)], dim=1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_operands
-from lsg.layers.site import Site
+from lsg.layers.site import Site, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
 
@@ -56,6 +56,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         (g,) = grads
         x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
         stride, padding, dilation, _groups = ctx.geometry

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lsg.errors import PrivacyError
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import weight_operands
-from lsg.layers.site import Site
+from lsg.layers.site import Site, refuse_double_backward
 
 
 class _Embedding(torch.autograd.Function):
@@ -46,6 +46,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         (g,) = grads
         token, row_factor, column_factor, rows_place, columns_kept = ctx.saved_tensors
         token_BT = token.reshape(token.shape[0], -1)

@@ -65,6 +65,10 @@ def _each_sample(
         site.batch.require(first.shape[0])
     size = site.batch.size
     batched = [isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == size for leaf in leaves]
+    if site.batched_inputs is not None and len(site.batched_inputs) == len(batched):
+        batched = [now and before for now, before in zip(batched, site.batched_inputs, strict=True)]
+    elif size is not None and size > 1:
+        site.batched_inputs = batched
 
     def one_sample(own: dict[str, Tensor], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
         rows = [leaf.unsqueeze(0) if flag else leaf for leaf, flag in zip(leaves, batched, strict=True)]

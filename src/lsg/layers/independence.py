@@ -1,8 +1,8 @@
 """The sample-independence check: run once, on the first batch of several samples, before anything is trained.
 
 Clipping bounds one sample's influence only if its gradient is its own. The carriers make that checkable: the inputs
-of every layer and the outputs of the model that belong to one half of the batch must have exactly zero gradient with
-respect to the carriers of the other half.
+of every layer and the outputs of the model that belong to one part of the batch must have exactly zero gradient with
+respect to the carriers of the rest.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,14 +68,21 @@ def _comparable(value: Any, size: int) -> bool:
 
 
 def _mixes(tensors: Sequence[Tensor], carriers: Sequence[Tensor], size: int) -> bool:
-    half = size // 2
-    for mine, others in ((slice(0, half), slice(half, size)), (slice(half, size), slice(0, half))):
-        total = sum(_probe(tensor.unflatten(0, (size, -1))[mine]) for tensor in tensors)
-        if not isinstance(total, Tensor) or not total.requires_grad:
-            continue
-        grads = torch.autograd.grad(total, carriers, retain_graph=True, allow_unused=True)
-        if any(g is not None and _nonzero(g[others]) for g in grads):
-            return True
+    """Whether results of some samples have a gradient at the carriers of others.
+
+    The batch is split in two by each bit of the samples' numbers, so that any two samples are on different sides once.
+    """
+    sample = torch.arange(size, device=carriers[0].device)
+    rows = [tensor.unflatten(0, (size, -1)) for tensor in tensors]
+    for bit in range((size - 1).bit_length()):
+        for side in (0, 1):
+            mine = (sample >> bit) % 2 == side
+            total = sum(_probe(row[mine]) for row in rows)
+            if not isinstance(total, Tensor) or not total.requires_grad:
+                return False
+            grads = torch.autograd.grad(total, carriers, retain_graph=True, allow_unused=True)
+            if any(g is not None and _nonzero(g[~mine]) for g in grads):
+                return True
     return False
 
 

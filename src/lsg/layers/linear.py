@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.layers.factor_gradient import factor_gradient
-from lsg.layers.site import Site
+from lsg.layers.site import Site, refuse_double_backward
 from lsg.layers.slot import Slot
 from lsg.subspace.space import Kept
 
@@ -46,6 +46,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         (g,) = grads
         x, weight, row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place = ctx.saved_tensors
         needs = ctx.needs_input_grad

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.site import Site
+from lsg.layers.site import Site, refuse_double_backward
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -40,6 +40,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
         g = grads[0].contiguous()
         x, weight, bias, mean, rstd = ctx.saved_tensors
         needs = ctx.needs_input_grad

@@ -97,6 +97,12 @@ class Recorder:
         stacked = [slot for stack in self.stacks for slot in stack.slots]
         return stacked + [slot for slot in self.slots.values() if slot.layout is None]
 
+    @property
+    def positions(self) -> list[int]:
+        """Where each slot in order stands among the model's trained parameters."""
+        place = {name: i for i, name in enumerate(self.slots)}
+        return [place[slot.name] for slot in self.in_order()]
+
     def per_sample(self) -> list[list[Tensor]]:
         """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...)."""
         return [slot.parts() for slot in self.in_order()]

@@ -20,13 +20,14 @@ class Rule:
     """forward: the rule. layouts: local names of weights that can be projected -> how they are read.
 
     descendants: parameters of children that the rule itself computes with. method: which method of the module it
-    replaces. fused: local names of fused query-key-value weights -> the dimension that holds the three.
+    replaces. known: the parameters it computes with. fused: local names of fused query-key-value weights -> the dimension that holds the three.
     """
 
     forward: RuleForward
     layouts: Callable[[Any], Mapping[str, Layout]] = lambda module: {}
     descendants: tuple[str, ...] = ()
     method: str = "forward"
+    known: frozenset[str] | None = frozenset({"weight", "bias"})  # parameters it computes with; None: any
     fused: Callable[[Any], Mapping[str, int]] = field(default=lambda module: {})
 
 
@@ -40,9 +41,11 @@ def _conv_layouts(module: nn.Conv2d) -> Mapping[str, Layout]:
     return {"weight": Layout(transposed=False, taps=module.weight[0, 0].numel())}
 
 
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
+
+
 def _attention_layouts(module: nn.MultiheadAttention) -> Mapping[str, Layout]:
-    names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
-    return {name: _OUTPUTS_FIRST for name in names}
+    return {name: _OUTPUTS_FIRST for name in _ATTENTION_WEIGHTS}
 
 
 def _conv1d_fused(module: Any) -> Mapping[str, int]:
@@ -58,10 +61,12 @@ _LINEAR = Rule(linear.linear_forward, lambda m: {"weight": _OUTPUTS_FIRST}, fuse
 _EMBEDDING = Rule(embedding.embedding_forward, lambda m: {"weight": _INPUTS_FIRST})
 _CONV = Rule(conv.conv_forward, _conv_layouts)
 _INSTANCE_NORM = Rule(norm.instance_norm_forward)
-_FALLBACK = Rule(fallback.fallback_forward)
+_FALLBACK = Rule(fallback.fallback_forward, known=None)
 _CONV1D = Rule(linear.conv1d_forward, lambda m: {"weight": _INPUTS_FIRST}, fused=_conv1d_fused)
 _RELATIVE_BIAS = {
-    method: Rule(fallback.relative_bias_forward, descendants=("relative_attention_bias.weight",), method=method)
+    method: Rule(
+        fallback.relative_bias_forward, descendants=("relative_attention_bias.weight",), method=method, known=None
+    )
     for method in ("compute_bias", "compute_position_bias")
 }
 
@@ -78,6 +83,7 @@ _BY_FORWARD: dict[Any, Rule] = {
         attention.multihead_attention_forward,
         _attention_layouts,
         descendants=("out_proj.weight", "out_proj.bias"),
+        known=frozenset({*_ATTENTION_WEIGHTS, "in_proj_bias", "bias_k", "bias_v", "out_proj.bias"}),
         fused=lambda m: {"in_proj_weight": 0},
     ),
 }

@@ -1,7 +1,7 @@
 """Sites: a module whose forward goes through a rule, and how that is put on and taken off again.
 
 The module stays the same object of the same class: only its instance gets a `forward`, a bound method, and a `_lsg`
-attribute. A copy or a pickle of the module gets neither: it is the plain module.
+attribute. On a copy or a pickle of the module both are inert: it behaves as the plain module.
 """
 
 import types
@@ -51,6 +51,7 @@ class Site:
         self.bypass = False  # True while the rule itself runs the plain forward
         # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
         self.shared_input: bool | None = None  # indices have no batch dimension (positions)
+        self.batched_inputs: list[bool] | None = None  # which inputs have a batch dimension (vmap fallback)
         self.folds = False  # inputs are flattened (B, k)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -94,6 +95,12 @@ def site_of(module: nn.Module) -> "Site | None":
     return site
 
 
+def refuse_double_backward() -> None:
+    """Rules give first derivatives only; in a backward pass gradients are on only where a second one is asked for."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise PrivacyError("backward(create_graph=True): per-sample rules have no second derivatives")
+
+
 def _nothing() -> None:
     return None
 
@@ -114,7 +121,16 @@ def _through_rule(method: str) -> Callable[..., Any]:
 _PATCHES = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias")}
 
 
+def is_private(model: nn.Module) -> bool:
+    """Whether an engine is attached to the model or a part of it."""
+    return any(site_of(module) is not None for module in model.modules())
+
+
 def install(module: nn.Module, site: Site) -> None:
+    if "_lsg" in module.__dict__:  # a copy of a private model carries inert remains
+        for name, patch in _PATCHES.items():
+            if getattr(module.__dict__.get(name), "__func__", None) is patch:
+                del module.__dict__[name]
     site.plain = getattr(module, site.method)
     module.__dict__["_lsg"] = site
     setattr(module, site.method, types.MethodType(_PATCHES[site.method], module))
