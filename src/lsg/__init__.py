@@ -5,6 +5,7 @@ from lsg.errors import ConfigurationError, LsgError, PrivacyError
 from lsg.explain import explain
 from lsg.fix import fix
 from lsg.methods import DPSGD, LSG, RGP, NonPrivate, SparseDPSGD
+from lsg.perf import PerfConfig
 from lsg.schedules import Constant, Ramp, SwitchOn
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __all__ = [
     "Constant",
     "LsgError",
     "NonPrivate",
+    "PerfConfig",
     "PrivacyEngine",
     "PrivacyError",
     "Ramp",

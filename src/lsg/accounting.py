@@ -176,8 +176,8 @@ def _search(epsilon_at: Callable[[float], float], target: float, tolerance: floa
             if high - low < 1e-9:
                 break
             share = 0.5
-            # Every third time the middle is taken, so that a badly bent curve cannot stall the search.
-            if attempt % 3 != 2 and enough[1] > 0 and too_little[1] < math.inf:
+            # After some attempts every other one takes the middle, so that a badly bent curve cannot stall the search.
+            if (attempt < 6 or attempt % 2) and enough[1] > 0 and too_little[1] < math.inf:
                 aim = math.log(target - tolerance / 2)
                 share = (math.log(too_little[1]) - aim) / (math.log(too_little[1]) - math.log(enough[1]))
             noise = math.exp(low + min(max(share, 0.01), 0.99) * (high - low))

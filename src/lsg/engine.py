@@ -18,6 +18,7 @@ from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sam
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise import fresh_generator
 from lsg.optimizer import LossReduction, PlainGradients, PrivateGradients, PrivateOptimizer
+from lsg.perf import PerfConfig
 from lsg.planning import make_plan
 from lsg.sampling import LogicalBatches, SamplingPlan
 from lsg.subspace import Subspace
@@ -56,6 +57,7 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
+        perf: PerfConfig | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta)."""
         if isinstance(method, NonPrivate):
@@ -91,6 +93,7 @@ class PrivacyEngine:
             poisson_sampling=poisson_sampling,
             batch_first=batch_first,
             noise_generator=noise_generator,
+            perf=perf,
         )
 
     def make_private(
@@ -108,10 +111,12 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
+        perf: PerfConfig | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """Returns the same model, now recording per-sample gradients; a private optimizer; a Poisson loader.
 
         noise_multiplier: standard deviation of the noise over `max_grad_norm`; 0 is allowed, epsilon is then infinite.
+        perf: settings for speed; none changes a guarantee.
         loss_reduction: whether the loss given to `backward` is the mean or the sum over the micro-batch.
         noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
         """
@@ -156,7 +161,9 @@ class PrivacyEngine:
             if clipping == "per_layer":
                 clipper.thresholds(sum(t.kind != "frozen" for t in plan.treatments))
             device = trained[0].device
-            self._recorder = Recorder(module, plan, method, streams.make("projection", device))
+            self._recorder = Recorder(
+                module, plan, method, streams.make("projection", device), perf or PerfConfig(), max_physical_batch_size
+            )
             gradients = PrivateGradients(
                 self._recorder,
                 clipper,
@@ -207,15 +214,22 @@ class PrivacyEngine:
         if not recorder.pending:
             raise PrivacyError("no per-sample gradients: call this after loss.backward() and before optimizer.step()")
         assert self._optimizer is not None and isinstance(self._optimizer.gradients, PrivateGradients)
-        size = recorder.batch.size or 1
+        size = recorder.batch.records or 1
         scale = size if self._optimizer.gradients.loss_reduction == "mean" else 1
         found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, slot in recorder.slots.items():
             gradient = slot.inspect()
-            found[name] = (
-                (gradient[0] * scale, gradient[1] * scale) if isinstance(gradient, tuple) else gradient * scale
-            )
+            if isinstance(gradient, tuple):
+                found[name] = gradient[0][:size] * scale, gradient[1][:size] * scale
+            else:
+                found[name] = gradient[:size] * scale
         return found
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent compiling so far, 0 where nothing is compiled."""
+        compiled = self._attached().compiled
+        return 0.0 if compiled is None else compiled.seconds
 
     def detach(self) -> None:
         """Give the model back as it was. The accountant keeps what was spent."""
@@ -267,6 +281,12 @@ class _BatchSizeProbe:
 
     def size(self) -> int:
         return self._size
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent compiling so far, 0 where nothing is compiled."""
+        compiled = self._attached().compiled
+        return 0.0 if compiled is None else compiled.seconds
 
     def detach(self) -> None:
         self._handle.remove()

@@ -67,7 +67,7 @@ class PrivateGradients:
     def collect(self, expected_size: int | None) -> None:
         if not self.recorder.pending:
             return
-        size = self.recorder.batch.size
+        size = self.recorder.batch.records
         assert size is not None
         if expected_size is not None and size != expected_size:
             raise PrivacyError(

@@ -18,15 +18,15 @@ from lsg.layers.slot import Slot
 
 
 def check_independence(
-    model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot], size: int, args: Any, kwargs: Any
+    forward: Callable[..., Any], modules: Sequence[nn.Module], slots: Sequence[Slot], size: int, args: Any, kwargs: Any
 ) -> None:
-    """Raise PrivacyError, naming the first layer whose input mixes samples, if any does."""
+    """Raise PrivacyError, naming the first layer whose input mixes samples, if any does. `forward` is the model's."""
     seen: list[tuple[str, Tensor]] = []
     hooks = [module.register_forward_pre_hook(_watch(module, size, seen), with_kwargs=True) for module in modules]
     devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
-            output = _run(model, args, kwargs)
+            output = forward(*args, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -51,11 +51,6 @@ def _watch(module: nn.Module, size: int, seen: list[tuple[str, Tensor]]) -> Call
         seen.extend((name, t) for t in pytree.tree_leaves((args, kwargs)) if _comparable(t, size))
 
     return hook
-
-
-def _run(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    # The plain forward of the class: the model's own hooks have seen this call already.
-    return model.forward(*args, **kwargs)
 
 
 def _plain_tree(output: Any) -> Any:

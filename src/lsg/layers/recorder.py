@@ -10,9 +10,11 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.independence import check_independence
-from lsg.layers.site import Batch, Site, install, uninstall
+from lsg.layers.compiled import CompiledForward, cut_rows, pad_rows
+from lsg.layers.site import Batch, Site, install, site_of, uninstall
 from lsg.layers.slot import Slot
 from lsg.methods import Method
+from lsg.perf import PerfConfig, padded_size
 from lsg.planning import Plan
 from lsg.subspace.stack import make_stacks, refresh
 
@@ -20,8 +22,17 @@ from lsg.subspace.stack import make_stacks, refresh
 class Recorder:
     """Owns the slots of a model and the rules on its modules, from `attach` to `detach`."""
 
-    def __init__(self, model: nn.Module, plan: Plan, method: Method, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        method: Method,
+        generator: torch.Generator,
+        perf: PerfConfig,
+        largest_batch: int | None = None,
+    ) -> None:
         self.model, self.method, self.generator = model, method, generator
+        self._pads, self._largest_batch = perf.compiles and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
             t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
             for t in plan.treatments
@@ -41,6 +52,8 @@ class Recorder:
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
+        # A model that is one layer, or has bare parameters of its own, is a site itself and not worth compiling.
+        self.compiled = CompiledForward(model) if perf.compiles and site_of(model) is None else None
         hooks = _RootHooks(self)
         self._handles = [
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
@@ -52,21 +65,25 @@ class Recorder:
         """Leave the model as it was found."""
         for handle in self._handles:
             handle.remove()
+        if self.compiled is not None:
+            self.compiled.remove()
         for module in self._modules:
             uninstall(module)
 
     def prepare(self, size: int) -> None:
         """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
-        if size != self.batch.size and self.pending:
+        if size != self.batch.records and self.pending:
             raise PrivacyError(
-                f"a batch of {size} samples came while gradients of {self.batch.size} samples wait: "
+                f"a batch of {size} samples came while gradients of {self.batch.records} samples wait: "
                 "call optimizer.step() after each loss.backward()"
             )
+        armed = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self._refresh_if_stale()
-        if refreshed or size != self.batch.size:
-            self.batch.size = size
+        self.batch.records = size
+        if refreshed or armed != self.batch.size:
+            self.batch.size = armed
             for slot in self.slots.values():
-                slot.arm(size)
+                slot.arm(armed)
 
     def _refresh_if_stale(self) -> bool:
         weights = (self.step, *(slot.parameter._version for slot in self.slots.values()))
@@ -85,7 +102,8 @@ class Recorder:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """At the first batch of several samples: no sample's result may depend on another sample."""
         if not self._independent and self.batch.size is not None and self.batch.size > 1:
-            check_independence(self.model, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            run = self.model.forward if self.compiled is None else self.compiled.plain
+            check_independence(run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
             self._independent = True
 
     @property
@@ -135,20 +153,30 @@ class _RootHooks:
         self._recorder = weakref.ref(recorder)
         self.before, self.after = _Hook(self._before), _Hook(self._after)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder()
         if recorder is None or not torch.is_grad_enabled() or recorder.batch.rooted:
-            return
+            return None
         size = batch_size((args, kwargs))
         if size is not None:
             recorder.prepare(size)
-        recorder.batch.rooted = True
+        batch = recorder.batch
+        batch.rooted = True
+        padded = size is not None and batch.size is not None and batch.size > size
+        if padded:
+            args, kwargs = pad_rows((args, kwargs), size, batch.size)
         recorder.check(args, kwargs)
+        return (args, kwargs) if padded else None
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         recorder = self._recorder()
-        if recorder is not None:
-            recorder.batch.rooted = False
+        if recorder is None or not recorder.batch.rooted:
+            return None
+        batch = recorder.batch
+        batch.rooted = False
+        if batch.size is not None and batch.records is not None and batch.size > batch.records:
+            return cut_rows(output, batch.records, batch.size)
+        return None
 
 
 class _Hook:

@@ -22,7 +22,8 @@ class Batch:
     """How many samples the micro-batch in flight has; one object shared by all sites of an engine."""
 
     def __init__(self, require: Callable[[int], None]) -> None:
-        self.size: int | None = None
+        self.size: int | None = None  # that carriers are made for
+        self.records: int | None = None  # without the rows that padding adds
         self.rooted = False  # whether the forward in flight began at the model itself
         self._require = require
 

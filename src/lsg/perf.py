@@ -1,0 +1,33 @@
+"""Settings for speed. None of them can change a guarantee: they only choose how the same numbers are computed."""
+
+from dataclasses import dataclass
+
+from lsg.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class PerfConfig:
+    """compile: run the model's training forward and backward through torch.compile. None chooses: off, as a first
+        compilation takes a minute or two that short runs never win back. The time it took is `engine.compile_seconds`.
+    pad: with compile, round micro-batches up to a few sizes with rows that have no gradient, so that the varying
+        sizes of Poisson batches do not compile again and again.
+    """
+
+    compile: bool | None = None
+    pad: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compile not in (None, True, False) or not isinstance(self.pad, bool):
+            raise ConfigurationError(f"{self}: compile must be None, True or False, and pad True or False")
+
+    @property
+    def compiles(self) -> bool:
+        return bool(self.compile)
+
+
+def padded_size(size: int, largest: int | None) -> int:
+    """The size that a micro-batch of `size` samples is rounded up to: quarters of the largest, or a power of two."""
+    if largest is None or size > largest:
+        return 1 << (size - 1).bit_length()
+    quarter = -(-largest // 4)
+    return min(largest, -(-size // quarter) * quarter)

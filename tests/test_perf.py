@@ -1,0 +1,106 @@
+"""Fast paths compute the same numbers: compiled and padded runs against plain ones."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertForSequenceClassification
+
+from lsg import LSG, ConfigurationError, PerfConfig, PrivacyEngine, PrivacyError
+from lsg.perf import padded_size
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randint(0, 50, (40, 6), generator=generator), torch.randint(0, 2, (40,)))
+
+
+def train(perf: PerfConfig) -> tuple[Tensor, PrivacyEngine]:
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 40}
+    config = BertConfig(**small, vocab_size=50, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = BertForSequenceClassification(config)
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=16, generator=torch.Generator().manual_seed(1)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method=LSG(rank=2, sparsity=0.5),
+        max_physical_batch_size=8,
+        noise_generator=torch.Generator().manual_seed(2),
+        perf=perf,
+    )
+    sizes = set()
+    for _ in range(2):
+        for x, y in loader:
+            logits = model(x).logits
+            assert len(logits) == len(x)
+            F.cross_entropy(logits, y).backward()
+            assert all(len(g[0] if isinstance(g, tuple) else g) == len(x) for g in engine.per_sample_gradients().values())
+            sizes.add(engine._recorder.batch.size)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(sizes) <= 4 or not perf.compiles
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), engine
+
+
+def test_compiled_and_padded_training_equals_plain_training() -> None:
+    wanted, plain = train(PerfConfig())
+    found, engine = train(PerfConfig(compile=True))
+    assert (found - wanted).abs().max() < 1e-5
+    assert plain.compile_seconds == 0.0 and engine.compile_seconds > 0.0
+    assert engine.accountant.history == plain.accountant.history
+
+
+def test_a_compiled_forward_has_no_graph_breaks() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    train(PerfConfig(compile=True))
+    assert not counters["graph_break"]
+
+
+class LossInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).pow(2).mean()
+
+
+def test_padding_refuses_a_loss_inside_the_model() -> None:
+    model = LossInside()
+    engine = PrivacyEngine()
+    loader: Any = DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3)
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        max_physical_batch_size=8,
+        perf=PerfConfig(compile=True),
+    )
+    with pytest.raises(PrivacyError, match="pad=False"):
+        model(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("size", "largest", "padded"), [(1, 256, 64), (64, 256, 64), (65, 256, 128), (256, 256, 256), (300, 256, 512),
+     (5, None, 8), (8, None, 8), (1, None, 1), (3, 3, 3), (7, 10, 9), (10, 10, 10)],
+)  # fmt: skip
+def test_padded_sizes_are_few_and_large_enough(size: int, largest: int | None, padded: int) -> None:
+    assert padded_size(size, largest) == padded >= size
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError):
+        PerfConfig(compile="yes")  # type: ignore[arg-type]
