@@ -152,38 +152,39 @@ def _search(epsilon_at: Callable[[float], float], target: float, tolerance: floa
     """A noise with target − tolerance ≤ ε ≤ target, and its ε; where there is none, the safe side of the jump.
 
     ε falls with the noise, nearly as a power of it, so it is interpolated in logarithms between the two sides of the
-    target. An ε above the target is returned only when even the largest noise does not reach it.
+    target (regula falsi, Illinois variant). An ε above the target is returned only when the largest noise gives it.
     """
-    too_little: tuple[float, float] | None = None
-    enough: tuple[float, float] | None = None
+    aim = target - tolerance / 2
     noise = min(max(start, _SMALLEST_NOISE), _LARGEST_NOISE)
-    for attempt in range(100):
+    little, little_gap = 0.0, 0.0  # a noise that is too little (0: none known), and log(ε / aim) there
+    enough, enough_gap, enough_epsilon = math.inf, 0.0, math.inf  # a noise that is enough (inf: none known)
+    was_enough: bool | None = None
+    for _ in range(100):
         epsilon = epsilon_at(noise)
-        if epsilon > target:
-            too_little = (noise, epsilon)
-            if noise >= _LARGEST_NOISE:
-                break
-        else:
-            enough = (noise, epsilon)
+        gap = math.log(min(max(epsilon / aim, 1e-9), 1e9))
+        is_enough = epsilon <= target
+        if is_enough:
+            enough, enough_gap, enough_epsilon = noise, gap, epsilon
             if epsilon >= target - tolerance or noise <= _SMALLEST_NOISE:
                 break
-        if enough is None:
+        else:
+            little, little_gap = noise, gap
+            if noise >= _LARGEST_NOISE:
+                return noise, epsilon
+        if enough == math.inf:
             noise = min(noise * min(max(1.02 * epsilon / target, 1.1), 8.0), _LARGEST_NOISE)
-        elif too_little is None:
+        elif little == 0.0:
             noise = max(noise * max(min(0.98 * epsilon / target, 0.9), 0.125), _SMALLEST_NOISE)
         else:
-            low, high = math.log(too_little[0]), math.log(enough[0])
-            if high - low < 1e-9:
+            if enough / little < 1 + 1e-9:
                 break
-            share = 0.5
-            # After some attempts every other one takes the middle, so that a badly bent curve cannot stall the search.
-            if (attempt < 6 or attempt % 2) and enough[1] > 0 and too_little[1] < math.inf:
-                aim = math.log(target - tolerance / 2)
-                share = (math.log(too_little[1]) - aim) / (math.log(too_little[1]) - math.log(enough[1]))
-            noise = math.exp(low + min(max(share, 0.01), 0.99) * (high - low))
-    found = enough or too_little
-    assert found is not None
-    return found
+            # The same side twice: trust the other end half as much, or a bent curve would creep up on the target.
+            if is_enough is was_enough:
+                little_gap, enough_gap = (little_gap / 2, gap) if is_enough else (gap, enough_gap / 2)
+            share = little_gap / (little_gap - enough_gap)
+            noise = little * (enough / little) ** min(max(share, 0.01), 0.99)
+        was_enough = is_enough
+    return enough, enough_epsilon
 
 
 # --- ε of a composed history, by each method --------------------------------------------------------------------------

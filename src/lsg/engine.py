@@ -282,11 +282,5 @@ class _BatchSizeProbe:
     def size(self) -> int:
         return self._size
 
-    @property
-    def compile_seconds(self) -> float:
-        """Time spent compiling so far, 0 where nothing is compiled."""
-        compiled = self._attached().compiled
-        return 0.0 if compiled is None else compiled.seconds
-
     def detach(self) -> None:
         self._handle.remove()

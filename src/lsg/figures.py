@@ -66,6 +66,7 @@ def _draw_bars(axes: Axes, final: Mapping[str, float], errors: Mapping[str, floa
     axes.bar_label(bars, labels=[f"{value:.1f}" for value in percent], padding=5, color=_INK, fontsize=10)
     axes.set(xlabel="Test accuracy (%)", xlim=(0, 118))
     axes.set_xticks(range(0, 101, 20))
+    axes.spines["bottom"].set_bounds(0, 100)
     axes.set_title("After the last epoch (± standard error)", fontsize=10, loc="left", color=_INK)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)

@@ -25,6 +25,7 @@ Loss = Callable[[nn.Module, Any], Tensor]
 class Epoch:
     """What is known after an epoch.
 
+    steps: logical steps with samples, from the start of training to here. An empty draw counts for epsilon alone.
     epsilon: spent from the start of training to here; infinite without noise.
     loss: mean over the samples that the epoch drew, NaN if it drew none. It is computed from the training data without
         noise, so it is not private: look at it, do not publish it with the model.

@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from lsg import __version__
+from lsg.cli.bench import bench
 from lsg.cli.demo import demo
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(bench)
 app.command()(demo)
 
 

@@ -25,7 +25,7 @@ DEFAULTS = Settings()
 METHODS: dict[str, Callable[[], Method]] = {
     kind.__name__.lower(): kind for kind in (LSG, RGP, SparseDPSGD, DPSGD, NonPrivate)
 }
-BAD_USAGE = 2
+FAILED, BAD_USAGE = 1, 2
 
 
 def demo(
@@ -34,7 +34,7 @@ def demo(
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = DEFAULTS.epochs,
     batch_size: Annotated[int, typer.Option(help="Expected size of a Poisson batch.")] = DEFAULTS.batch_size,
     max_grad_norm: Annotated[float, typer.Option(help="Clipping threshold of a sample.")] = DEFAULTS.max_grad_norm,
-    lr: Annotated[float, typer.Option(help="Learning rate, the same for every method.")] = DEFAULTS.lr,
+    lr: Annotated[float, typer.Option(help="Learning rate of the private methods.")] = DEFAULTS.lr,
     seed: Annotated[int, typer.Option(help="Of weights, batches, projections and noise.")] = DEFAULTS.seed,
     output: Annotated[Path, typer.Option(help="Folder for figure.png and results.json.")] = Path("runs/digits"),
     methods: Annotated[str, typer.Option(help=f"Comma-separated, out of {', '.join(METHODS)}.")] = (
@@ -48,18 +48,27 @@ def demo(
         chosen = _chosen(methods)
         _prepare(output)
         with _one_thread():
-            runs = _train_all(chosen, settings, console)
+            runs, origin = _train_all(chosen, settings, console), provenance()
     except LsgError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(BAD_USAGE) from None
+        raise _failed(error, BAD_USAGE) from None
     console.print(_table(runs, settings))
     console.print(
-        f"Accuracy on {TEST_IMAGES} held-out images, ± its standard error: smaller differences mean nothing.\n"
-        "The noise is seeded to be repeatable, which is right for public data like these and wrong for secret ones.",
+        f"Accuracy: last epoch, {TEST_IMAGES} held-out images, ± standard error; smaller gaps mean little.\n"
+        "Noise: seeded, so that runs repeat. Fine for public data like these, wrong for secrets.",
         style="dim",
+        soft_wrap=True,
     )
-    _write(output, runs, settings)
+    try:
+        _write(output, runs, settings, origin)
+    except OSError as error:
+        raise _failed(error, FAILED) from None
     console.print(f"Wrote {output / 'figure.png'} and {output / 'results.json'}", soft_wrap=True)
+
+
+def _failed(error: Exception, code: int) -> typer.Exit:
+    """One line instead of a traceback."""
+    typer.echo(f"Error: {error}", err=True)
+    return typer.Exit(code)
 
 
 def _chosen(names: str) -> list[Method]:
@@ -84,7 +93,7 @@ def _prepare(output: Path) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """A model this small gains little from more threads, and on busy cores they wait for each other: 15x slower."""
+    """A model this small gains little from more threads, and on busy cores they lose most of the time on waiting."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -137,11 +146,11 @@ def _epsilon_text(epsilon: float) -> str:
     return f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}" if epsilon < math.inf else "∞"
 
 
-def _write(output: Path, runs: list[Run], settings: Settings) -> None:
+def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, Any]) -> None:
     from lsg.figures import save_accuracy_figure  # matplotlib takes a second, which --help need not
 
     results = {
-        **provenance(),
+        **origin,
         "task": {"data": "scikit-learn digits", "training_images": TRAIN_IMAGES, "test_images": TEST_IMAGES},
         "settings": dataclasses.asdict(settings),
         "seed": settings.seed,
@@ -151,9 +160,9 @@ def _write(output: Path, runs: list[Run], settings: Settings) -> None:
     (output / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     save_accuracy_figure(
         output / "figure.png",
-        {run.method: [epoch.score or 0.0 for epoch in run.history] for run in runs},
+        {run.method: run.curve for run in runs},
         errors={run.method: run.standard_error for run in runs},
-        title=f"Handwritten digits, trained at ε = {settings.epsilon:g}, δ = {settings.delta:g}",
+        title=f"Handwritten digits, private methods at ε = {settings.epsilon:g}, δ = {settings.delta:g}",
         references=[run.method for run in runs if run.epsilon == math.inf],
     )
 
@@ -163,6 +172,7 @@ def _numbers(run: Run) -> dict[str, Any]:
         "test_accuracy": run.accuracy,
         "test_accuracy_standard_error": run.standard_error,
         "epsilon": _finite(run.epsilon),
+        "lr": run.lr,
         "noise_multiplier": run.noise_multiplier,
         "noise_dimensions": run.noise_dimensions,
         "training_seconds": run.seconds,

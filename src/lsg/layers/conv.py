@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_operands
-from lsg.layers.site import Site, refuse_double_backward
+from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
 
@@ -27,6 +27,7 @@ class _Conv(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @fixed_signature
     def forward(
         x: Tensor,
         weight: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lsg.errors import PrivacyError
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import weight_operands
-from lsg.layers.site import Site, refuse_double_backward
+from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _Embedding(torch.autograd.Function):
@@ -21,6 +21,7 @@ class _Embedding(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @fixed_signature
     def forward(
         token: Tensor,
         weight: Tensor,

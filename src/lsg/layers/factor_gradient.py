@@ -1,7 +1,12 @@
-"""The product behind every projected layer: (p F^T)^T q for each sample, on the kept entries of q only.
+"""The products behind every projected layer: a sample's gradients of both factors, on the kept entries only.
 
-The plain path is two batched products and a selection. On a CUDA device, where those read p and q from memory several
-times in thin slices, one Triton kernel reads each of them once (`kernels.py`); the plain path is its reference.
+With x (B, T, I) coming in and g (B, T, O) coming back, row factor A (O x r) and column factor C (r x I):
+
+    rows:     (x C^T)^T g   restricted to the kept entries of O
+    columns:  (g A)^T x     restricted to the kept entries of I
+
+The plain path is four batched products and two selections. On a CUDA device, where those read x and g from memory
+several times in thin slices, one Triton kernel does it all (`kernels.py`); the plain path is its reference.
 """
 
 import torch
@@ -9,7 +14,7 @@ from torch import Tensor
 
 from lsg.layers import kernels
 
-# One program handles one sample, so a batch has to fill the chip; and a sample's tokens have to fill a tile.
+# One program handles one factor of one sample, so a batch has to fill the chip and a sample's tokens a tile.
 _FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 32, 16, 64
 
 
@@ -18,29 +23,44 @@ def select(values: Tensor, kept: Tensor | None) -> Tensor:
     return values if kept is None else values.index_select(-1, kept)
 
 
-def factor_gradient(p_BTP: Tensor, factor_rP: Tensor, q_BTQ: Tensor, kept: Tensor | None, place: Tensor | None) -> Tensor:
-    """p (B, T, P) and q (B, T, Q), projected onto `factor` on p's side -> (B, r, kept).
+def factor_gradients(
+    x_BTI: Tensor,
+    g_BTO: Tensor,
+    row_factor: Tensor,
+    column_factor: Tensor,
+    rows: tuple[Tensor | None, Tensor | None],
+    columns: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """-> (B, r, kept rows) and (B, r, kept columns).
 
-    `kept` are the indices of the kept entries of Q and `place` is where each entry of Q goes among them, -1 where
-    masked (both None: all are kept).
+    rows, columns: the indices of the kept entries, and where each entry goes among them, -1 where masked (None: all).
     """
-    if _kernel_pays(p_BTP, factor_rP):
-        width = q_BTQ.shape[2] if kept is None else kept.shape[0]
-        return kernels.factor_gradient(p_BTP.contiguous(), factor_rP, q_BTQ.contiguous(), place, width)
-    return plain_factor_gradient(p_BTP, factor_rP, q_BTQ, kept)
+    if _kernel_pays(x_BTI, row_factor):
+        x, g = x_BTI.contiguous(), g_BTO.contiguous()
+        sizes = [n if kept is None else kept.shape[0] for n, (kept, _) in ((g.shape[2], rows), (x.shape[2], columns))]
+        return kernels.factor_gradients(x, g, row_factor, column_factor, rows[1], columns[1], *sizes)
+    return plain_factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows[0], columns[0])
 
 
-def plain_factor_gradient(p_BTP: Tensor, factor_rP: Tensor, q_BTQ: Tensor, kept: Tensor | None) -> Tensor:
-    """The same in plain PyTorch, in p's precision."""
-    return select((p_BTP @ factor_rP.mT).mT @ q_BTQ, kept)
+def plain_factor_gradients(
+    x_BTI: Tensor,
+    g_BTO: Tensor,
+    row_factor: Tensor,
+    column_factor: Tensor,
+    rows_kept: Tensor | None,
+    columns_kept: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The same in plain PyTorch, in the inputs' precision."""
+    rows = select((x_BTI @ column_factor.mT).mT @ g_BTO, rows_kept)
+    return rows, select((g_BTO @ row_factor).mT @ x_BTI, columns_kept)
 
 
-def _kernel_pays(p_BTP: Tensor, factor_rP: Tensor) -> bool:
+def _kernel_pays(x_BTI: Tensor, row_factor: Tensor) -> bool:
     return (
         kernels.AVAILABLE
-        and p_BTP.is_cuda
-        and p_BTP.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and p_BTP.shape[0] >= _FEWEST_SAMPLES
-        and p_BTP.shape[1] >= _FEWEST_TOKENS
-        and factor_rP.shape[0] <= _LARGEST_RANK
+        and x_BTI.is_cuda
+        and x_BTI.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and x_BTI.shape[0] >= _FEWEST_SAMPLES
+        and x_BTI.shape[1] >= _FEWEST_TOKENS
+        and row_factor.shape[1] <= _LARGEST_RANK
     )

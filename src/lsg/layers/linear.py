@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.factor_gradient import factor_gradient
-from lsg.layers.site import Site, refuse_double_backward
+from lsg.layers.factor_gradient import factor_gradients
+from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 from lsg.layers.slot import Slot
 from lsg.subspace.space import Kept
 
@@ -22,6 +22,7 @@ class _Linear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @fixed_signature
     def forward(
         x: Tensor,
         weight: Tensor,
@@ -54,8 +55,8 @@ class _Linear(torch.autograd.Function):
         x_BTI, g_BTO = x.reshape(x.shape[0], -1, x.shape[-1]), g.reshape(g.shape[0], -1, g.shape[-1])
         d_rows = d_columns = d_dense = d_bias = None
         if needs[9]:
-            d_rows = factor_gradient(x_BTI, column_factor, g_BTO, rows_kept, rows_place)
-            d_columns = factor_gradient(g_BTO, row_factor.mT, x_BTI, columns_kept, columns_place)
+            rows, columns = (rows_kept, rows_place), (columns_kept, columns_place)
+            d_rows, d_columns = factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows, columns)
         if needs[11]:
             d_dense = g_BTO.mT @ x_BTI
         if needs[12]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.site import Site, refuse_double_backward
+from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -19,6 +19,7 @@ class _LayerNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @fixed_signature
     def forward(
         x: Tensor,
         shape: tuple[int, ...],

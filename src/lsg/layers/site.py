@@ -4,6 +4,7 @@ The module stays the same object of the same class: only its instance gets a `fo
 attribute. On a copy or a pickle of the module both are inert: it behaves as the plain module.
 """
 
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,6 +95,12 @@ def site_of(module: nn.Module) -> "Site | None":
     site = module.__dict__.get("_lsg")
     assert site is None or isinstance(site, Site)
     return site
+
+
+def fixed_signature(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep an autograd function's signature at hand: PyTorch looks it up at every call, which costs as much as a layer."""
+    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    return forward
 
 
 def refuse_double_backward() -> None:

@@ -1,0 +1,32 @@
+"""The plot of a bench run: bars of throughput, or a line for each contender over a sweep."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:
+    """`swept` is the preset's field that varies, empty for a single point."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    points = document["points"]
+    rows = [{t["name"]: t["samples"] / median(t["seconds"]) for t in p["timings"] if t["error"] is None} for p in points]
+    if swept:
+        for name in rows[0]:
+            axis.plot([p["preset"][swept] for p in points], [row[name] for row in rows], marker="o", label=name)
+        axis.set_xlabel(swept)
+        axis.set_ylabel("samples per second")
+        axis.set_ylim(bottom=0)
+        axis.legend()
+    else:
+        names = list(rows[0])
+        colours = ["#888888" if n.startswith("non") else "#1f77b4" if n.startswith("lsg") else "#d9a441" for n in names]
+        axis.barh(names[::-1], [rows[0][n] for n in names][::-1], color=colours[::-1])
+        axis.set_xlabel("samples per second")
+    axis.set_title(f"{points[0]['preset']['name']}, {document['precision']}, {document['device']}")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,101 @@
+"""`lsg bench`: how fast private training is, next to what one would use instead."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lsg.bench.contenders import Setting, contenders
+from lsg.bench.presets import PRESETS, Preset, preset, workload
+from lsg.bench.timing import Timing, measure
+from lsg.errors import ConfigurationError
+from lsg.provenance import provenance
+
+SWEEPS = {
+    "batch": ("micro_batch", (4, 8, 16, 32)),
+    "length": ("tokens", (16, 32, 64, 128)),
+    "width": ("width", (128, 256, 512, 1024)),
+    "rank": ("rank", (2, 4, 8, 16)),
+    "sparsity": ("sparsity", (0.0, 0.3, 0.5, 0.9)),
+}
+
+
+def bench(
+    name: Annotated[str, typer.Option("--preset", help="One of " + ", ".join(PRESETS))] = "cpu-encoder",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16 (autocast)")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu or cuda; default: cuda where there is one")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each contender")] = 10,
+    only: Annotated[str, typer.Option(help="Comma-separated contenders; default: all")] = "",
+    sweep: Annotated[str, typer.Option(help="Instead: vary one of " + ", ".join(SWEEPS))] = "",
+    output: Annotated[Path, typer.Option(help="Folder for the JSON file and the plot")] = Path("runs/bench"),
+) -> None:
+    """Time non-private training, LSG, RGP, DPSGD and Opacus on the same model, batch and precision, interleaved."""
+    console = Console()
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = preset(name)
+    if sweep and sweep not in SWEEPS:
+        raise ConfigurationError(f"sweep '{sweep}' is unknown; choose from {', '.join(SWEEPS)}")
+    field, values = SWEEPS[sweep] if sweep else ("rank", (chosen.rank,))
+    points = []
+    for value in values:
+        point = chosen.scaled(**{field: value})
+        timings = _run(point, precision, place, rounds, only or ("non-private,lsg" if sweep else ""), console)
+        points.append({"preset": asdict(point), "timings": [asdict(t) for t in timings]})
+        console.print(_table(point, precision, place, timings))
+    output.mkdir(parents=True, exist_ok=True)
+    stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
+    document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
+    (output / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
+    from lsg.bench.plot import plot_bench
+
+    plot_bench(document, sweep and field, output / f"{stem}.png")
+    console.print(f"written: {output / stem}.json, {output / stem}.png")
+
+
+def _run(point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Console) -> list[Timing]:
+    setting = Setting(point, workload(point, device), device, precision)
+    builders = contenders(setting)
+    wanted = [part.strip() for part in only.split(",")] if only else list(builders)
+    unknown = [part for part in wanted if part not in builders]
+    if unknown:
+        raise ConfigurationError(f"contender '{unknown[0]}' is unknown; choose from {', '.join(builders)}")
+    picked = {part: builders[part] for part in wanted}
+    return measure(picked, samples=setting.workload.samples, rounds=rounds, device=device, report=console.log)
+
+
+def _table(point: Preset, precision: str, device: torch.device, timings: list[Timing]) -> Table:
+    title = f"{point.name} on {device.type}, {precision}: {point.micro_batches} x {point.micro_batch} samples a step"
+    table = Table(title=title)
+    for column in (
+        "contender",
+        "samples/s",
+        "ratio to non-private",
+        "to the best non-private",
+        "peak GiB",
+        "first step s",
+    ):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    plain = {t.name: t for t in timings if t.name.startswith("non-private") and t.error is None}
+    base, best = plain.get("non-private"), min(plain.values(), key=lambda t: t.median, default=None)
+    for t in timings:
+        if t.error is not None:
+            table.add_row(t.name, "-", t.error[:60], "", "", "")
+            continue
+        ratios = [f"{other.median / t.median:.2f}" if other else "-" for other in (base, best)]
+        peak = "-" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}"
+        table.add_row(t.name, f"{t.samples_per_second:.1f}", *ratios, peak, f"{t.first_seconds:.1f}")
+    return table
+
+
+def ratios(document: dict[str, Any]) -> dict[str, float]:
+    """Speed of each contender over plain non-private training, from a stored file's first point."""
+    from statistics import median
+
+    timings = {t["name"]: t for t in document["points"][0]["timings"] if t["error"] is None}
+    base = median(timings["non-private"]["seconds"])
+    return {name: base / median(t["seconds"]) for name, t in timings.items()}
