@@ -27,7 +27,11 @@ def check_and_time_kernel() -> None:
             plain = plain_factor_gradients(*arguments, rows[0], columns[0])
             errors = [max(_error(a, b) for a, b in zip(f, reference, strict=True)) for f in (found, plain)]
             times = [
-                median_ms(lambda a=arguments, r=rows, c=columns, o=o, i=i: kernels.factor_gradients(*a, r[1], c[1], o // 2, i // 2)),
+                median_ms(
+                    lambda a=arguments, r=rows, c=columns, o=o, i=i: kernels.factor_gradients(
+                        *a, r[1], c[1], o // 2, i // 2
+                    )
+                ),
                 median_ms(lambda a=arguments, r=rows, c=columns: plain_factor_gradients(*a, r[0], c[0])),
                 median_ms(lambda x=x, g=g: g.flatten(0, 1).T @ x.flatten(0, 1)),
             ]

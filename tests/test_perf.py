@@ -43,7 +43,9 @@ def train(perf: PerfConfig) -> tuple[Tensor, PrivacyEngine]:
             logits = model(x).logits
             assert len(logits) == len(x)
             F.cross_entropy(logits, y).backward()
-            assert all(len(g[0] if isinstance(g, tuple) else g) == len(x) for g in engine.per_sample_gradients().values())
+            assert all(
+                len(g[0] if isinstance(g, tuple) else g) == len(x) for g in engine.per_sample_gradients().values()
+            )
             sizes.add(engine._recorder.batch.size)
             optimizer.step()
             optimizer.zero_grad()

@@ -10,7 +10,8 @@ from lsg.errors import ConfigurationError
 from lsg.layers.slot import Slot
 from lsg.methods import Method, NonPrivate
 from lsg.planning import make_plan
-from lsg.subspace.stack import make_stacks, refresh
+from lsg.subspace.refresh import Refresh
+from lsg.subspace.stack import make_stacks
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def explain(model: nn.Module, method: Method) -> Explanation:
         if t.kind != "frozen"
     }
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    refresh(make_stacks(slots.values()), slots.values(), method, 10**9, torch.Generator(device).manual_seed(0))
+    Refresh(make_stacks(slots.values()), list(slots.values()), method, torch.Generator(device).manual_seed(0))(10**9)
     rows = []
     for t in plan.treatments:
         slot, size = slots.get(t.name), math.prod(t.shape)

@@ -97,8 +97,8 @@ def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator
         for local in parameters:
             if rule.known is not None and local not in rule.known:
                 raise ConfigurationError(
-                    f"parameter '{parameters[local]}' is not one that a {type(module).__name__} has by itself (added by "
-                    "weight_norm, spectral_norm or prune?): no per-sample rule covers it. Remove what added it"
+                    f"parameter '{parameters[local]}' is not one that a {type(module).__name__} has by itself: no "
+                    "per-sample rule covers it. Remove what added it (weight_norm, spectral_norm, prune?)"
                 )
         if parameters:
             yield Use(name, module, rule, parameters)

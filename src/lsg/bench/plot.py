@@ -14,7 +14,9 @@ def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:
     """`swept` is the preset's field that varies, empty for a single point."""
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     points = document["points"]
-    rows = [{t["name"]: t["samples"] / median(t["seconds"]) for t in p["timings"] if t["error"] is None} for p in points]
+    rows = [
+        {t["name"]: t["samples"] / median(t["seconds"]) for t in p["timings"] if t["error"] is None} for p in points
+    ]
     if swept:
         for name in rows[0]:
             axis.plot([p["preset"][swept] for p in points], [row[name] for row in rows], marker="o", label=name)

@@ -38,7 +38,9 @@ PRESETS = {
         Preset("encoder", "encoder", width=768, layers=12, tokens=128, micro_batch=128, micro_batches=8),
         Preset("encoder-large", "encoder", width=1024, layers=24, tokens=128, micro_batch=64, micro_batches=4),
         Preset("decoder", "decoder", width=4096, layers=2, tokens=256, micro_batch=32, micro_batches=2),
-        Preset("wrn28-4", "wrn", width=4, layers=28, tokens=32, micro_batch=500, micro_batches=2, rank=16, sparsity=0.3),
+        Preset(
+            "wrn28-4", "wrn", width=4, layers=28, tokens=32, micro_batch=500, micro_batches=2, rank=16, sparsity=0.3
+        ),
         Preset("cpu-encoder", "encoder", width=384, layers=4, tokens=64, micro_batch=16, micro_batches=4),
         Preset("cpu-wrn", "wrn", width=1, layers=28, tokens=16, micro_batch=16, micro_batches=2, rank=4, sparsity=0.3),
     )
@@ -81,7 +83,7 @@ def workload(preset: Preset, device: torch.device) -> Workload:
             if isinstance(module, nn.Embedding):
                 module.requires_grad_(False)
         made = made.to(device).train()
-        return made.to(memory_format=torch.channels_last) if preset.kind == "wrn" else made
+        return made.to(memory_format=torch.channels_last) if preset.kind == "wrn" else made  # type: ignore[call-overload, no-any-return]
 
     def batch() -> tuple[Tensor, Tensor]:
         if preset.kind == "wrn":

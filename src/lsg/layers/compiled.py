@@ -19,13 +19,15 @@ from lsg.errors import PrivacyError
 class CompiledForward:
     """Replaces a model's forward by a compiled one while gradients are on. Inert on copies, gone after `remove`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, cuda_graphs: bool) -> None:
         self.seconds = 0.0  # spent in calls that compiled something
         self._model = model
         self.plain = model.forward
-        self._compiled: Callable[..., Any] = torch.compile(self.plain)
+        self._cuda_graphs = cuda_graphs
+        mode = "reduce-overhead" if cuda_graphs else None
+        self._compiled: Callable[..., Any] = torch.compile(self.plain, mode=mode)
         model.__dict__["_lsg_compiled"] = self
-        model.forward = types.MethodType(_forward, model)  # type: ignore[method-assign]
+        model.forward = types.MethodType(_forward, model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -36,6 +38,8 @@ class CompiledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
+        if self._cuda_graphs:  # gradients of the last micro-batch have been summed up: their memory may be used again
+            torch.compiler.cudagraph_mark_step_begin()
         frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         start = time.perf_counter()
         out = self._compiled(*args, **kwargs)

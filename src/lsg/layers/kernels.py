@@ -3,7 +3,8 @@
 Two programs handle a sample, one for each factor. A program runs over its first operand p once to form a = p F^T
 (T x r, kept on chip), then over its second operand q once to form a^T q, and stores the kept columns only. The two
 programs of a sample read the same two operands in opposite order at about the same time, so memory is read about once.
-Sums are float32; products run in the inputs' precision, float32 ones as three tf32 products, which is as exact.
+Sums are float32; products run in the inputs' precision. Float32 ones are tf32 products where PyTorch is allowed those
+(`torch.set_float32_matmul_precision`), and three of them, which is as exact, where it is not.
 """
 
 from typing import Any
@@ -97,9 +98,10 @@ else:
             column_factor.stride(0), column_factor.stride(1), row_factor.stride(1), row_factor.stride(0),
             RANK=rank, PADDED_RANK=max(16, triton.next_power_of_2(rank)),
             BLOCK_T=min(128, max(16, triton.next_power_of_2(tokens))),
-            BLOCK=64 if x.dtype != torch.float32 else 32,
+            BLOCK=128 if x.dtype != torch.float32 else 64,
             ROWS_MASKED=rows_place is not None, COLUMNS_MASKED=columns_place is not None,
-            PRECISION="tf32x3", num_warps=4, num_stages=3,
+            PRECISION="tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+            num_warps=4, num_stages=3,
         )  # fmt: skip
         return rows_out, columns_out
 
@@ -114,9 +116,7 @@ else:
         rows: int,
         columns: int,
     ) -> tuple[Tensor, Tensor]:
-        return _launch(
-            wrap_triton(_kernel), x, g, row_factor, column_factor, rows_place, columns_place, rows, columns
-        )
+        return _launch(wrap_triton(_kernel), x, g, row_factor, column_factor, rows_place, columns_place, rows, columns)
 
 
 def factor_gradients(

@@ -16,7 +16,8 @@ from lsg.layers.slot import Slot
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
 from lsg.planning import Plan
-from lsg.subspace.stack import make_stacks, refresh
+from lsg.subspace.refresh import Refresh
+from lsg.subspace.stack import make_stacks
 
 
 class Recorder:
@@ -53,7 +54,9 @@ class Recorder:
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
         # A model that is one layer, or has bare parameters of its own, is a site itself and not worth compiling.
-        self.compiled = CompiledForward(model) if perf.compiles and site_of(model) is None else None
+        graphs = perf.graphs(generator.device.type)
+        self.compiled = CompiledForward(model, cuda_graphs=graphs) if perf.compiles and not site_of(model) else None
+        self._refresh = Refresh(self.stacks, list(self.slots.values()), method, generator, cuda_graph=graphs)
         hooks = _RootHooks(self)
         self._handles = [
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
@@ -86,12 +89,12 @@ class Recorder:
                 slot.arm(armed)
 
     def _refresh_if_stale(self) -> bool:
+        """Whether slots got new subspaces (as records; a replayed graph writes new values into the old ones)."""
         weights = (self.step, *(slot.parameter._version for slot in self.slots.values()))
         if self.holding or self.pending or weights == self._seen_weights:
             return False
-        refresh(self.stacks, self.slots.values(), self.method, self.step, self.generator)
         self._seen_weights = weights
-        return True
+        return self._refresh(self.step)
 
     def ready(self) -> dict[str, Slot]:
         """The slots, with the subspaces of the current step."""
@@ -162,11 +165,10 @@ class _RootHooks:
             recorder.prepare(size)
         batch = recorder.batch
         batch.rooted = True
-        padded = size is not None and batch.size is not None and batch.size > size
-        if padded:
+        if size is not None and batch.size is not None and batch.size > size:
             args, kwargs = pad_rows((args, kwargs), size, batch.size)
         recorder.check(args, kwargs)
-        return (args, kwargs) if padded else None
+        return args, kwargs
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         recorder = self._recorder()

@@ -38,8 +38,8 @@ def cholesky_qr(columns: Tensor, generator: torch.Generator) -> Tensor:
     rank-deficient columns independent.
     """
     y = columns.double()
-    size = y.flatten(1).norm(dim=1).div(y[0].numel() ** 0.5).clamp_min(1e-30).view(-1, 1, 1)
-    y = y / size + _JITTER * gaussian(tuple(y.shape), y, generator)
+    size = torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-30  # squares of it are far from double's limits
+    y = torch.addcmul(y, gaussian(tuple(y.shape), y, generator), size, value=_JITTER / y[0].numel() ** 0.5)
     for _ in range(2):
         cholesky = torch.linalg.cholesky_ex(y.mT @ y).L
         y = torch.linalg.solve_triangular(cholesky.mT, y, upper=True, left=False)

@@ -1,7 +1,7 @@
 """Stacks: same-shaped projected weights, decomposed, masked and lifted together in batched kernels."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -9,8 +9,10 @@ from torch import Tensor
 from lsg.layers.slot import Slot
 from lsg.methods import Method
 from lsg.subspace.decompose import decompose, gaussian
-from lsg.subspace.importance import column_importance, row_importance, spread_taps, top_indices
+from lsg.subspace.importance import column_importance, row_importance, spread_taps, top_indices, top_units
 from lsg.subspace.space import Kept, Subspace, lift, spread
+
+Units = tuple[Tensor, Tensor] | None
 
 
 class Stack:
@@ -20,7 +22,7 @@ class Stack:
         assert slots[0].layout is not None
         self.slots, self.layout = slots, slots[0].layout
         self._factors: tuple[Tensor, Tensor]  # L (k, m, r) and R (k, r, n)
-        self._kept: tuple[Tensor | None, Tensor | None] = (None, None)  # indices (k, kept) on L's rows, R's columns
+        self._kept: tuple[Units, Units] = (None, None)  # indices and places (k, ...) on L's rows and on R's columns
 
     def refresh(self, method: Method, sparsity: float, generator: torch.Generator) -> None:
         """Subspaces and masks of this step, from the weights alone."""
@@ -33,16 +35,15 @@ class Stack:
                 slot.lifted_kept = top_indices(matrix.abs().flatten(), sparsity)
         else:
             self._kept = self._important(method, sparsity, matrices, generator)
-        sizes = left.shape[1], right.shape[2]
-        kept_left, kept_right = (_kept_records(k, s) for k, s in zip(self._kept, sizes, strict=True))
-        parts = zip(self.slots, left.unbind(), right.unbind(), _each(kept_left), _each(kept_right), strict=False)
+        kept_left, kept_right = (self._records(units) for units in self._kept)
+        parts = zip(self.slots, left.unbind(), right.unbind(), kept_left, kept_right, strict=True)
         for slot, slot_left, slot_right, on_left, on_right in parts:
             slot.subspace = Subspace(slot_left, slot_right, on_left, on_right, self.layout.transposed)
 
     def _important(
         self, method: Method, sparsity: float, matrices: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Indices of the units that are kept, on L's rows and on R's columns."""
+    ) -> tuple[Units, Units]:
+        """The units that are kept, on L's rows and on R's columns."""
         left, right = self._factors
         taps = self.layout.taps
         rows, columns = row_importance(matrices), column_importance(matrices, taps)
@@ -51,9 +52,16 @@ class Stack:
             rows, columns = row_importance(factors[0]), column_importance(factors[1], taps)
         elif method.importance == "random":
             rows, columns = (gaussian(tuple(score.shape), score, generator) for score in (rows, columns))
-        kept_rows = top_indices(rows, sparsity)
-        kept_columns = spread_taps(top_indices(columns, sparsity), taps)
+        kept_rows = top_units(rows, sparsity)
+        kept_columns = spread_taps(top_units(columns, sparsity), taps)
         return (kept_columns, kept_rows) if self.layout.transposed else (kept_rows, kept_columns)
+
+    def _records(self, units: Units) -> list[Kept | None]:
+        """One for each slot."""
+        if units is None:
+            return [None] * len(self.slots)
+        indices, place = units
+        return [Kept(i, p) for i, p in zip(indices.unbind(), place.to(torch.int32).unbind(), strict=True)]
 
     @property
     def dimensions(self) -> int:
@@ -67,7 +75,7 @@ class Stack:
         on_rows, on_columns = vectors.split([r * rows, r * columns], dim=1)
         parts = on_rows.unflatten(1, (r, rows)), on_columns.unflatten(1, (r, columns))
         on_left, on_right = reversed(parts) if self.layout.transposed else parts
-        left_kept, right_kept = (None if k is None else k.unsqueeze(1) for k in self._kept)
+        left_kept, right_kept = (None if units is None else units[0].unsqueeze(1) for units in self._kept)
         d_left = spread(on_left, left_kept, left.shape[1]).mT
         d_right = spread(on_right, right_kept, right.shape[2])
         lifted = lift(left, right, d_left, d_right, transposed=self.layout.transposed)
@@ -78,21 +86,6 @@ class Stack:
             yield slot, gradient.view(slot.value.shape)
 
 
-def _kept_records(indices: Tensor | None, size: int) -> list[Kept] | None:
-    if indices is None:
-        return None
-    order = torch.arange(indices.shape[1], device=indices.device).expand_as(indices)
-    place = torch.full((indices.shape[0], size), -1, device=indices.device).scatter(1, indices, order)
-    return [Kept(i, p) for i, p in zip(indices.unbind(), place.to(torch.int32).unbind(), strict=True)]
-
-
-def _each(kept: list[Kept] | None) -> Iterable[Kept | None]:
-    """One for each slot, or None for ever."""
-    while kept is None:
-        yield None
-    yield from kept
-
-
 def make_stacks(slots: Iterable[Slot]) -> list[Stack]:
     """Group projected slots by what lets them share kernels."""
     groups: dict[tuple[object, ...], list[Slot]] = defaultdict(list)
@@ -100,24 +93,3 @@ def make_stacks(slots: Iterable[Slot]) -> list[Stack]:
         if slot.layout is not None:
             groups[(slot.layout, tuple(slot.value.shape), slot.parameter.dtype, slot.parameter.device)].append(slot)
     return [Stack(group) for group in groups.values()]
-
-
-@torch.no_grad()
-def refresh(
-    stacks: Sequence[Stack], slots: Iterable[Slot], method: Method, step: int, generator: torch.Generator
-) -> None:
-    """Give every slot the subspace and masks of this step. Reads weights, which are private already; never data."""
-    sparsity = method.sparsity_at(step)
-    with torch.autocast(generator.device.type, enabled=False):  # a forward under autocast may ask for this
-        for stack in stacks:
-            stack.refresh(method, sparsity, generator)
-        for slot in slots:
-            if slot.maskable:
-                slot.elements_kept = _kept_elements(slot, method, sparsity, generator)
-
-
-def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
-    scores = slot.value.abs().flatten()
-    if method.importance == "random":
-        scores = gaussian(tuple(scores.shape), scores.float(), generator)
-    return top_indices(scores, sparsity)

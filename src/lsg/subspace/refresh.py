@@ -1,0 +1,71 @@
+"""Once per logical step: weights in, the subspace and masks of every slot out. Reads weights, never data."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lsg.layers.slot import Slot
+from lsg.methods import Method
+from lsg.subspace.decompose import gaussian
+from lsg.subspace.importance import top_indices
+from lsg.subspace.stack import Stack
+
+
+class Refresh:
+    """Gives slots their subspaces and masks. With `cuda_graph` its kernels are recorded once and then replayed."""
+
+    def __init__(
+        self,
+        stacks: Sequence[Stack],
+        slots: Sequence[Slot],
+        method: Method,
+        generator: torch.Generator,
+        *,
+        cuda_graph: bool = False,
+    ) -> None:
+        self._stacks, self._slots, self._method, self._generator = stacks, slots, method, generator
+        self._wants_graph = cuda_graph and bool(stacks) and method.importance != "direct"
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph_sparsity: float | None = None
+
+    def __call__(self, step: int) -> bool:
+        """Subspaces for this logical step. Returns whether slots got new records (a replay fills the old ones)."""
+        sparsity = self._method.sparsity_at(step)
+        if self._graph is not None and sparsity == self._graph_sparsity:
+            self._graph.replay()
+            return False
+        self._run(sparsity)
+        if self._wants_graph:
+            self._record(sparsity)
+        return True
+
+    @torch.no_grad()
+    def _run(self, sparsity: float) -> None:
+        with torch.autocast(self._generator.device.type, enabled=False):  # a forward under autocast may ask for this
+            for stack in self._stacks:
+                stack.refresh(self._method, sparsity, self._generator)
+            for slot in self._slots:
+                if slot.maskable:
+                    slot.elements_kept = _kept_elements(slot, self._method, sparsity, self._generator)
+
+    def _record(self, sparsity: float) -> None:
+        """Record the kernels of this sparsity; what they write to is what the slots read from then on."""
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._run(sparsity)  # libraries set up their workspaces for the stream that is recorded
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph, stream=aside):
+            self._run(sparsity)
+        graph.replay()
+        self._graph, self._graph_sparsity = graph, sparsity
+
+
+def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
+    scores = slot.value.abs().flatten()
+    if method.importance == "random":
+        scores = gaussian(tuple(scores.shape), scores.float(), generator)
+    return top_indices(scores, sparsity)
