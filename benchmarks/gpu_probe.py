@@ -11,6 +11,7 @@ from lsg.bench.presets import preset, workload
 from lsg.layers import kernels
 from lsg.layers.factor_gradient import plain_factor_gradients
 from lsg.methods import LSG
+from lsg.perf import PerfConfig
 
 
 def check_and_time_kernel() -> None:
@@ -94,7 +95,7 @@ def main(precision: str, name: str) -> None:
         "non-private": lambda: non_private(setting, compiled=False),
         "lsg": lambda: private(setting, lsg),
         "non-private compiled": lambda: non_private(setting, compiled=True),
-        "lsg compiled": lambda: private(setting, lsg, compiled=True),
+        "lsg compiled": lambda: private(setting, lsg, PerfConfig(compile=True)),
     }
     for label, build in builders.items():
         start = time.perf_counter()

@@ -90,7 +90,9 @@ class PrivateGradients:
         for slot, gradient in self.recorder.lift(mean):
             parameter = slot.parameter
             if slot.narrow is None:
-                parameter.grad = gradient.to(parameter.dtype)
+                # In the parameter's own memory layout (channels last, say), which fused optimizers insist on.
+                same = gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride()
+                parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
             else:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad.narrow(*slot.narrow).copy_(gradient)

@@ -10,25 +10,27 @@ class PerfConfig:
     """compile: run the model's training forward and backward through torch.compile. None chooses: off, as a first
         compilation takes a minute or two that short runs never win back. The time it took is `engine.compile_seconds`.
     cuda_graphs: on a GPU, with compile, replay the compiled model and the refresh of the subspaces as CUDA graphs: the
-        CPU need not launch kernels one by one. None chooses: on.
+        CPU need not launch kernels one by one. Off unless asked for: see docs/performance.md.
     pad: with compile, round micro-batches up to a few sizes with rows that have no gradient, so that the varying
         sizes of Poisson batches do not compile again and again.
     """
 
     compile: bool | None = None
-    cuda_graphs: bool | None = None
+    cuda_graphs: bool = False
     pad: bool = True
 
     def __post_init__(self) -> None:
-        if not all(value in (None, True, False) for value in (self.compile, self.cuda_graphs)):
-            raise ConfigurationError(f"{self}: compile and cuda_graphs must be None, True or False")
+        if self.compile not in (None, True, False):
+            raise ConfigurationError(f"{self}: compile must be None, True or False")
+        if self.cuda_graphs and not self.compile:
+            raise ConfigurationError(f"{self}: cuda_graphs needs compile=True")
 
     @property
     def compiles(self) -> bool:
         return bool(self.compile)
 
     def graphs(self, device_type: str) -> bool:
-        return self.compiles and self.cuda_graphs is not False and device_type == "cuda"
+        return self.cuda_graphs and device_type == "cuda"
 
 
 def padded_size(size: int, largest: int | None) -> int:
