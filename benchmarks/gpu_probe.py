@@ -37,8 +37,8 @@ def check_and_time_kernel() -> None:
                 median_ms(lambda x=x, g=g: g.flatten(0, 1).T @ x.flatten(0, 1)),
             ]
             print(
-                f"kernel {dtype} {i}x{o}: error {errors[0]:.1e} (plain {errors[1]:.1e}); us: kernel {times[0] * 1e3:.0f}, "
-                f"plain {times[1] * 1e3:.0f}, full weight gradient {times[2] * 1e3:.0f}",
+                f"kernel {dtype} {i}x{o}: error {errors[0]:.1e} (plain {errors[1]:.1e}); us: "
+                f"kernel {times[0] * 1e3:.0f}, plain {times[1] * 1e3:.0f}, full weight gradient {times[2] * 1e3:.0f}",
                 flush=True,
             )
 

@@ -83,7 +83,7 @@ def workload(preset: Preset, device: torch.device) -> Workload:
             if isinstance(module, nn.Embedding):
                 module.requires_grad_(False)
         made = made.to(device).train()
-        return made.to(memory_format=torch.channels_last) if preset.kind == "wrn" else made  # type: ignore[call-overload, no-any-return]
+        return made.to(memory_format=torch.channels_last) if preset.kind == "wrn" else made  # type: ignore[call-overload]
 
     def batch() -> tuple[Tensor, Tensor]:
         if preset.kind == "wrn":

@@ -46,7 +46,7 @@ def measure(
         timing = Timing(name, samples)
         timings.append(timing)
         try:
-            before = _allocated(device)
+            before = _reserved(device)
             start = time.perf_counter()
             step = build()
             step()
@@ -80,18 +80,24 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+def _reserved(device: torch.device) -> int:
+    """Bytes held from the device. Not bytes in tensors: the memory of a CUDA graph belongs to no tensor."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
 
 
 def _peak(step: Step, device: torch.device, before: int) -> int | None:
     """Peak bytes of a step with all that belongs to the contender: its weights and optimizer state too."""
     if device.type != "cuda":
         return None  # a process has one peak (resource.RUSAGE_SELF), which contenders share
+    _reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     step()
     _wait(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def process_peak_bytes() -> int:

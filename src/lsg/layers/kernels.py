@@ -22,29 +22,29 @@ else:
     AVAILABLE = True
 
     @triton.jit
-    def _kernel(
+    def _kernel(  # type: ignore[no-untyped-def]
         x, g, column_factor, row_factor, rows_place, columns_place, rows_out, columns_out,
-        T, I, O, ROWS, COLUMNS, column_factor_rank, column_factor_entry, row_factor_rank, row_factor_entry,
+        T, IN, OUT, ROWS, COLUMNS, column_factor_rank, column_factor_entry, row_factor_rank, row_factor_entry,
         RANK: tl.constexpr, PADDED_RANK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
         ROWS_MASKED: tl.constexpr, COLUMNS_MASKED: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         sample = (tl.program_id(0) // 2).to(tl.int64)
         if tl.program_id(0) % 2 == 0:
             _one_factor(
-                x + sample * T * I, column_factor, g + sample * T * O, rows_place, rows_out + sample * RANK * ROWS,
-                T, I, O, ROWS, column_factor_rank, column_factor_entry,
+                x + sample * T * IN, column_factor, g + sample * T * OUT, rows_place, rows_out + sample * RANK * ROWS,
+                T, IN, OUT, ROWS, column_factor_rank, column_factor_entry,
                 RANK, PADDED_RANK, BLOCK_T, BLOCK, ROWS_MASKED, PRECISION,
             )  # fmt: skip
         else:
             _one_factor(
-                g + sample * T * O, row_factor, x + sample * T * I, columns_place,
+                g + sample * T * OUT, row_factor, x + sample * T * IN, columns_place,
                 columns_out + sample * RANK * COLUMNS,
-                T, O, I, COLUMNS, row_factor_rank, row_factor_entry,
+                T, OUT, IN, COLUMNS, row_factor_rank, row_factor_entry,
                 RANK, PADDED_RANK, BLOCK_T, BLOCK, COLUMNS_MASKED, PRECISION,
             )  # fmt: skip
 
     @triton.jit
-    def _one_factor(
+    def _one_factor(  # type: ignore[no-untyped-def]
         p, factor, q, place, out, T, P, Q, WIDTH, factor_rank, factor_entry,
         RANK: tl.constexpr, PADDED_RANK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
         MASKED: tl.constexpr, PRECISION: tl.constexpr,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.independence import check_independence
 from lsg.layers.compiled import CompiledForward, cut_rows, pad_rows
+from lsg.layers.independence import check_independence
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
 from lsg.layers.slot import Slot
 from lsg.methods import Method

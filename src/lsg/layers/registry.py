@@ -20,14 +20,15 @@ class Rule:
     """forward: the rule. layouts: local names of weights that can be projected -> how they are read.
 
     descendants: parameters of children that the rule itself computes with. method: which method of the module it
-    replaces. known: the parameters it computes with. fused: local names of fused query-key-value weights -> the dimension that holds the three.
+    replaces. known: the parameters it computes with, None for any. fused: local names of fused query-key-value
+    weights -> the dimension that holds the three.
     """
 
     forward: RuleForward
     layouts: Callable[[Any], Mapping[str, Layout]] = lambda module: {}
     descendants: tuple[str, ...] = ()
     method: str = "forward"
-    known: frozenset[str] | None = frozenset({"weight", "bias"})  # parameters it computes with; None: any
+    known: frozenset[str] | None = frozenset({"weight", "bias"})
     fused: Callable[[Any], Mapping[str, int]] = field(default=lambda module: {})
 
 

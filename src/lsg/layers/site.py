@@ -98,7 +98,7 @@ def site_of(module: nn.Module) -> "Site | None":
 
 
 def fixed_signature(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep an autograd function's signature at hand: PyTorch asks for it at every call, which costs as much as a layer."""
+    """Keep an autograd function's signature at hand: PyTorch asks for it at each call, at a layer's cost."""
     forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return forward
 
