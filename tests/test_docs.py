@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -148,3 +149,12 @@ def test_what_is_not_private_is_said_to_be_so() -> None:
         assert "not private" in (place.__doc__ or "")
     for word in ("loss", "per-sample gradients", "norms", "clip fractions", "hyperparameters"):
         assert re.search(rf"\*\*Not private:\*\*[^*]*\b{word}\b", README), word
+
+
+def test_the_table_of_timings_is_what_the_results_say() -> None:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+    assert spec is not None and spec.loader is not None
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert render.rendered(page) == page

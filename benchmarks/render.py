@@ -1,0 +1,43 @@
+"""results/bench/*.json in, the table in docs/performance.md out: `python benchmarks/render.py`."""
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- bench: begin (benchmarks/render.py) -->", "<!-- bench: end -->"
+COUNTS_RESERVED = {"encoder-tf32-cuda"}  # earlier files count bytes in tensors, which says nothing of CUDA graphs
+ORDER = ("cpu-encoder-fp32-cpu", "encoder-bf16-cuda", "encoder-tf32-cuda", "decoder-bf16-cuda", "wrn28-4-tf32-cuda")
+
+
+def table() -> str:
+    lines = ["| workload | contender | samples/s | over best non-private | peak GiB |", "|---|---|---|---|---|"]
+    for stem in ORDER:
+        document = json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
+        point = document["points"][0]
+        done = [t for t in point["timings"] if t["error"] is None]
+        best = min(median(t["seconds"]) for t in done if t["name"].startswith("non-private"))
+        for t in sorted(done, key=lambda t: median(t["seconds"])):
+            if t["name"] == "lsg graphs" and stem not in COUNTS_RESERVED:
+                t["peak_bytes"] = None
+            lines.append(_row(f"{point['preset']['name']}, {document['precision']}, {document['device']}", t, best))
+    return "\n".join(lines)
+
+
+def _row(workload: str, timing: dict[str, Any], best: float) -> str:
+    seconds = median(timing["seconds"])
+    peak = timing["peak_bytes"]
+    memory = "" if peak is None else f"{peak / 2**30:.2f}"
+    speed = f"{timing['samples'] / seconds:,.0f}"
+    return f"| {workload} | {timing['name']} | {speed} | {best / seconds:.2f} | {memory} |"
+
+
+def rendered(page: str) -> str:
+    head, rest = page.split(BEGIN)
+    return f"{head}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))
