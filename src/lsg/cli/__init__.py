@@ -7,10 +7,11 @@ import typer
 from lsg import __version__
 from lsg.cli.bench import bench
 from lsg.cli.demo import demo
+from lsg.cli.errors import one_line_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(bench)
-app.command()(demo)
+for command in (bench, demo):
+    app.command()(one_line_errors(command))
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lsg.errors import ConfigurationError, LsgError
+from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
 from lsg.provenance import provenance
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, Run, Settings, train_digits
@@ -25,7 +25,6 @@ DEFAULTS = Settings()
 METHODS: dict[str, Callable[[], Method]] = {
     kind.__name__.lower(): kind for kind in (LSG, RGP, SparseDPSGD, DPSGD, NonPrivate)
 }
-FAILED, BAD_USAGE = 1, 2
 
 
 def demo(
@@ -43,14 +42,11 @@ def demo(
 ) -> None:
     """Train privately on handwritten digits with LSG, RGP and DPSGD at one epsilon, beside non-private training."""
     console = Console()
-    try:
-        settings = Settings(epsilon, delta, epochs, batch_size, max_grad_norm, lr, seed)
-        chosen = _chosen(methods)
-        _prepare(output)
-        with _one_thread():
-            runs, origin = _train_all(chosen, settings, console), provenance()
-    except LsgError as error:
-        raise _failed(error, BAD_USAGE) from None
+    settings = Settings(epsilon, delta, epochs, batch_size, max_grad_norm, lr, seed)
+    chosen = _chosen(methods)
+    _prepare(output)
+    with _one_thread():
+        runs, origin = _train_all(chosen, settings, console), provenance()
     console.print(_table(runs, settings))
     console.print(
         f"Accuracy: last epoch, {TEST_IMAGES} held-out images, ± standard error; smaller gaps mean little.\n"
@@ -58,17 +54,8 @@ def demo(
         style="dim",
         soft_wrap=True,
     )
-    try:
-        _write(output, runs, settings, origin)
-    except OSError as error:
-        raise _failed(error, FAILED) from None
+    _write(output, runs, settings, origin)
     console.print(f"Wrote {output / 'figure.png'} and {output / 'results.json'}", soft_wrap=True)
-
-
-def _failed(error: Exception, code: int) -> typer.Exit:
-    """One line instead of a traceback."""
-    typer.echo(f"Error: {error}", err=True)
-    return typer.Exit(code)
 
 
 def _chosen(names: str) -> list[Method]:
