@@ -134,16 +134,17 @@ def test_optimizer_reads_as_in_opacus() -> None:
 def test_zero_grad_never_drops_the_accumulated_sum() -> None:
     _engine, model, optimizer, _ = private(noise_multiplier=0.0, method=DPSGD(), max_grad_norm=1e9)
     x = torch.randn(4, 10)
-    optimizer.begin_micro_batch(size=2, last=False)
+    epoch = optimizer.enter_epoch()
+    optimizer.begin_micro_batch(epoch, size=2, last=False)
     model(x[:2]).sum(1).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.begin_micro_batch(size=2, last=True)
+    optimizer.begin_micro_batch(epoch, size=2, last=True)
     model(x[2:]).sum(1).mean().backward()
     optimizer.step()
     found = model[3].bias.grad.clone()
     assert torch.allclose(found, torch.full((2,), 4 / BATCH))
-    optimizer.leave_epoch()
+    optimizer.leave_epoch(epoch)
     model(x).sum(1).mean().backward()
     optimizer.zero_grad()  # before the step: this batch is forgotten, and the step is one of noise alone
     optimizer.step()
@@ -197,7 +198,7 @@ def test_an_epoch_left_in_the_middle_leaves_nothing_behind() -> None:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         break
-    assert optimizer.gradients.sum is not None
+    assert optimizer.gradients.sum is None
     for x, y in loader:
         assert optimizer.gradients.sum is None
         F.cross_entropy(model(x), y).backward()
@@ -205,6 +206,75 @@ def test_an_epoch_left_in_the_middle_leaves_nothing_behind() -> None:
     assert engine.per_sample_gradients()
     optimizer.step()
     assert optimizer.stepped
+    # A step on a batch that did not come from the loader is accounted for without amplification.
+    assert engine.accountant.history[-1].sample_rate == 1.0
+
+
+def test_two_iterators_over_the_loader_cannot_mix_their_batches() -> None:
+    _, model, optimizer, loader = private(max_physical_batch_size=4)
+    first, second = iter(loader), iter(loader)
+    x, y = next(first)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    next(second)
+    optimizer.step()
+    with pytest.raises(PrivacyError, match="newer epoch"):
+        next(first)
+
+
+def test_gradients_of_an_earlier_batch_do_not_reach_the_next_one() -> None:
+    _, model, optimizer, loader = private(poisson_sampling=False, method=DPSGD(), max_grad_norm=1e9)
+    batches = iter(loader)
+    x, y = next(batches)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    late = F.cross_entropy(model(x), y)
+    x2, y2 = next(batches)
+    now = F.cross_entropy(model(x2), y2)
+    (late + now).backward()
+    optimizer.gradients.collect(None)
+    wanted = torch.zeros(2)
+    for i in range(len(x2)):
+        twin = copy.deepcopy(model)
+        F.cross_entropy(twin(x2[i : i + 1]), y2[i : i + 1]).backward()
+        wanted += twin[3].bias.grad
+    assert torch.allclose(optimizer.gradients.sum.vector[-2:], wanted, atol=1e-5)
+    optimizer.step()
+    F.cross_entropy(model(x2), y2).backward()
+    with pytest.raises(PrivacyError, match="are left"):
+        next(batches)
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_workers_change_nothing(workers: dict[str, Any]) -> None:
+    runs = []
+    for options in ({}, workers):
+        source = DataLoader(data(10), batch_size=4, generator=torch.Generator().manual_seed(1), **options)
+        engine, model, optimizer, loader = private(data_loader=source)
+        seen = []
+        for _ in range(3):
+            for x, y in loader:
+                seen.append(x)
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            seen.append(torch.tensor([float(len(engine.accountant))]))
+        runs.append(seen)
+    assert len(runs[0]) == len(runs[1]) and all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_a_detached_engines_optimizer_takes_no_more_steps() -> None:
+    engine, model, optimizer, _ = private()
+    model(torch.randn(3, 10)).sum().backward()
+    engine.detach()
+    with pytest.raises(PrivacyError, match="detached"):
+        optimizer.step()
+
+
+def test_freezing_a_trained_parameter_later_is_refused_by_name() -> None:
+    _, model, _, _ = private()
+    model[3].bias.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=r"3\.bias"):
+        model(torch.randn(3, 10))
 
 
 def test_same_seeds_give_the_same_run_and_fresh_engines_do_not() -> None:
@@ -359,7 +429,10 @@ def test_parts_of_a_model_can_be_called_directly() -> None:
         hidden = model[0](torch.randn(size, 10))
         model[3](model[1](hidden)).sum().backward()
         assert engine.per_sample_gradients()["0.bias"].shape == (size, 24)
+        before = engine.subspaces["0.weight"].left
         optimizer.step()
+        model[0](torch.randn(size, 10))
+        assert not torch.equal(engine._recorder.slots["0.weight"].subspace.left, before)
 
 
 def test_gradients_of_two_batch_sizes_are_not_mixed() -> None:

@@ -95,6 +95,39 @@ def test_padding_refuses_a_loss_inside_the_model() -> None:
         model(torch.randn(3, 4))
 
 
+class Flattened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(-1, 1)
+
+
+def test_padding_never_enters_a_sum_and_outputs_without_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda forward, mode=None: forward)
+    for model in (Flattened(), nn.Sequential(nn.Linear(4, 2), nn.Tanh())):
+        _, optimizer, _ = PrivacyEngine().make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            max_physical_batch_size=64,
+            perf=PerfConfig(compile=True),
+        )
+        if isinstance(model, Flattened):
+            with pytest.raises(PrivacyError, match="cannot be told"):
+                model(torch.randn(5, 4))
+            continue
+        model(torch.randn(5, 4)).square().sum(1).mean().backward()
+        for parts in optimizer.gradients.recorder.per_sample():
+            for part in parts:
+                part[5:] = 1e3  # as if padding had got gradients
+        optimizer.gradients.collect(5)
+        assert float(optimizer.gradients.sum.vector.norm()) <= 5.0
+
+
 @pytest.mark.parametrize(
     ("size", "largest", "padded"), [(1, 256, 64), (64, 256, 64), (65, 256, 128), (256, 256, 256), (300, 256, 512),
      (5, None, 8), (8, None, 8), (1, None, 1), (3, 3, 3), (7, 10, 9), (10, 10, 10)],

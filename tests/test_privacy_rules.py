@@ -145,11 +145,12 @@ def test_noise_is_drawn_once_per_logical_step_and_unused_parameters_get_it_too(n
 
     model = Lazy()
     _, optimizer, _ = attach(model, DPSGD(), noise_multiplier=1.0, max_grad_norm=1.0)
-    optimizer.begin_micro_batch(size=2, last=False)
+    epoch = optimizer.enter_epoch()
+    optimizer.begin_micro_batch(epoch, size=2, last=False)
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
     assert not optimizer.stepped and not noisy_sums
-    optimizer.begin_micro_batch(size=3, last=True)
+    optimizer.begin_micro_batch(epoch, size=3, last=True)
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     assert optimizer.stepped and len(noisy_sums) == 1
@@ -289,3 +290,18 @@ def test_independent_models_pass_the_check_with_dropout_and_leave_the_random_sta
     torch.manual_seed(0)
     second = model(torch.ones(4, 6))
     assert torch.equal(first, second)
+
+
+def test_a_list_of_thresholds_goes_by_the_models_order_of_parameters() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 12)).double()
+    names = [name for name, _ in model.named_parameters()]
+    thresholds = [10.0**-i for i in range(len(names))]
+    engine, optimizer, _ = attach(model, LSG(rank=1, sparsity=0.0), max_grad_norm=thresholds, clipping="per_layer")
+    (model(torch.randn(1, 6, dtype=torch.float64)) * 1e6).pow(2).sum().backward()
+    optimizer.gradients.collect(None)
+    total = optimizer.gradients.sum
+    assert total.bound == pytest.approx(math.sqrt(sum(c * c for c in thresholds)))
+    order = engine._recorder.in_order()
+    parts = total.vector.split([slot.dimensions for slot in order])
+    for slot, part in zip(order, parts, strict=True):
+        assert float(part.norm()) == pytest.approx(thresholds[names.index(slot.name)]), slot.name

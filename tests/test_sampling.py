@@ -17,8 +17,7 @@ def batches(plan: SamplingPlan, seed: int = 0, **options: object) -> LogicalBatc
 def draws(plan: SamplingPlan, epochs: int) -> list[list[int]]:
     sampler, found = batches(plan), []
     for _ in range(epochs):
-        list(sampler)
-        found += [[i for micro in logical for i in micro] for logical in sampler.epoch]
+        found += [[i for micro in logical for i in micro] for logical in sampler.draw_epoch()]
     return found
 
 
@@ -60,8 +59,7 @@ def test_micro_batches_hold_the_same_records_sorted_by_length() -> None:
     plan = SamplingPlan(records=100, batch_size=30)
     lengths = [(7 * i) % 50 for i in range(100)]
     whole, split = batches(plan), batches(plan, max_physical_batch_size=8, lengths=lengths)
-    list(whole), list(split)
-    for one, parts in zip(whole.epoch, split.epoch, strict=True):
+    for one, parts in zip(whole.draw_epoch(), split.draw_epoch(), strict=True):
         assert all(len(part) <= 8 for part in parts)
         assert sorted(i for part in parts for i in part) == sorted(i for part in one for i in part)
         in_order = [lengths[i] for part in parts for i in part]

@@ -36,9 +36,7 @@ class PrivacyEngine:
         self._recorder: Recorder | None = None
         self._plain: _BatchSizeProbe | None = None
         self._sampling: SamplingPlan | None = None
-        self._sampler: LogicalBatches | None = None
         self._optimizer: PrivateOptimizer | None = None
-        self._accounted_epoch: tuple[int, float] | None = None
 
     def make_private_with_epsilon(
         self,
@@ -171,28 +169,15 @@ class PrivacyEngine:
                 expected_batch_size=sampling.expected_batch_size,
                 noise_generator=noise_generator or streams.make("noise", device),
             )
-        self._sampling, self._sampler, self._accounted_epoch = sampling, sampler, None
+        self._sampling = sampling
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
             noise_multiplier=noise_multiplier,
             expected_batch_size=sampling.expected_batch_size,
-            before_release=self._account,
+            before_release=_Books(self.accountant, sampling).count,
         )
         return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
-
-    def _account(self, noise_multiplier: float) -> None:
-        """One logical step, as the sampling plan says that it counts."""
-        assert self._sampling is not None and self._optimizer is not None and self._sampler is not None
-        if self._sampling.poisson:
-            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=self._sampling.sample_rate)
-            return
-        # Without Poisson sampling a record enters one step of an epoch, unamplified: the epoch's first step counts for
-        # all of them. A step outside an epoch, or with other noise, counts for itself.
-        epoch = (self._sampler.epoch_number, noise_multiplier) if self._optimizer.in_epoch else None
-        if epoch is None or epoch != self._accounted_epoch:
-            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=1.0)
-        self._accounted_epoch = epoch
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta; infinite if any step had no noise."""
@@ -233,6 +218,8 @@ class PrivacyEngine:
 
     def detach(self) -> None:
         """Give the model back as it was. The accountant keeps what was spent."""
+        if self._optimizer is not None:
+            self._optimizer.close()
         if self._recorder is not None:
             self._recorder.detach()
         if self._plain is not None:
@@ -253,6 +240,27 @@ class PrivacyEngine:
     def get_compatible_module(module: nn.Module) -> nn.Module:
         """A copy of the model with its BatchNorms turned into GroupNorms."""
         return fix(module)
+
+
+class _Books:
+    """Counts each logical step as the sampling plan says that it counts."""
+
+    def __init__(self, accountant: Accountant, plan: SamplingPlan) -> None:
+        self._accountant, self._plan = accountant, plan
+        self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
+
+    def count(self, noise_multiplier: float, epoch: int | None) -> None:
+        """One step of this epoch of the loader; None where the batch did not come from it."""
+        rate = 1.0  # nothing is known of how a batch from elsewhere was drawn: no amplification
+        if epoch is not None and self._plan.poisson:
+            rate = self._plan.sample_rate
+        elif epoch is not None:
+            # Without Poisson sampling a record enters one step of an epoch, unamplified: the epoch's first step counts
+            # for all of them. A step with other noise counts for itself.
+            if self._counted == (epoch, noise_multiplier):
+                return
+            self._counted = (epoch, noise_multiplier)
+        self._accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
 
 
 class _Streams:

@@ -17,21 +17,21 @@ from lsg.sampling import LogicalBatches, SamplingPlan
 
 
 class StepGate(Protocol):
-    """What the loader tells the optimizer."""
+    """What the loader tells the optimizer. `epoch` is what `enter_epoch` gave: an epoch begun later ends it."""
 
-    def begin_micro_batch(self, *, size: int, last: bool) -> None:
+    def enter_epoch(self) -> int:
+        """A new epoch begins: what one left in the middle had summed up is dropped; none of it was released."""
+
+    def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
         """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
 
-    def empty_step(self) -> None:
+    def empty_step(self, epoch: int) -> None:
         """A logical batch has no samples: take its (noisy, accounted) step now."""
 
-    def enter_epoch(self) -> None:
-        """A new epoch begins: what an epoch left in the middle had summed up is dropped; none of it was released."""
-
-    def finish_epoch(self) -> None:
+    def finish_epoch(self, epoch: int) -> None:
         """The last micro-batch of the epoch has been handed out, and the loop came back for more."""
 
-    def leave_epoch(self) -> None:
+    def leave_epoch(self, epoch: int) -> None:
         """No micro-batch is in flight any more: a step taken now is a step of its own."""
 
 
@@ -60,19 +60,20 @@ class PrivateDataLoader(DataLoader[Any]):
         return self.logical.plan.sample_rate
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self._gate.enter_epoch()
+        epoch = self._gate.enter_epoch()
+        plan = self.logical.draw_epoch()
         batches = super().__iter__()
         try:
-            for logical in self.logical.epoch:
+            for logical in plan:
                 if not logical:
-                    self._gate.empty_step()
+                    self._gate.empty_step(epoch)
                 for number, records in enumerate(logical, start=1):
                     batch = next(batches)
-                    self._gate.begin_micro_batch(size=len(records), last=number == len(logical))
+                    self._gate.begin_micro_batch(epoch, size=len(records), last=number == len(logical))
                     yield batch
-            self._gate.finish_epoch()
+            self._gate.finish_epoch(epoch)
         finally:
-            self._gate.leave_epoch()
+            self._gate.leave_epoch(epoch)
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:

@@ -28,8 +28,11 @@ class GradientSource(Protocol):
     def pending(self) -> bool:
         """Whether a backward pass left gradients that were not collected."""
 
-    def restart(self) -> None:
-        """Forget everything collected since the last release."""
+    def renew(self) -> None:
+        """A new micro-batch: what an earlier one still computes must not reach it."""
+
+    def forget_sum(self) -> None:
+        """Drop what was collected since the last release."""
 
     def release(self, noise_multiplier: float) -> None:
         """Put the gradient of the logical batch into the parameters' `.grad`, and start the next batch."""
@@ -58,8 +61,10 @@ class PrivateGradients:
     def drop_pending(self) -> None:
         self.recorder.clear()
 
-    def restart(self) -> None:
-        self.recorder.clear()
+    def renew(self) -> None:
+        self.recorder.renew()
+
+    def forget_sum(self) -> None:
         self.recorder.holding = False
         self.sum = None
 
@@ -75,7 +80,9 @@ class PrivateGradients:
                 "dimension of the model's first input must be the record, or clipping would not bound a record"
             )
         scale = size if self.loss_reduction == "mean" else 1.0
-        part = self.clipper.clip(self.recorder.per_sample(), scale, self.recorder.positions)
+        # Rows that padding added copy a record: they must not enter the sum, whatever became of their outputs.
+        per_sample = [[part[:size] for part in parts] for parts in self.recorder.per_sample()]
+        part = self.clipper.clip(per_sample, scale, self.recorder.positions)
         self.sum = part if self.sum is None else self.sum + part
         self.recorder.holding = True
         self.recorder.clear()
@@ -129,8 +136,10 @@ class PlainGradients:
         for p in self.parameters:
             p.grad = None
 
-    def restart(self) -> None:
+    def renew(self) -> None:
         self.drop_pending()
+
+    def forget_sum(self) -> None:
         self._sums = None
 
     @torch.no_grad()
@@ -165,7 +174,7 @@ class PrivateOptimizer(Optimizer):
         *,
         noise_multiplier: float,
         expected_batch_size: int,
-        before_release: Callable[[float], None],
+        before_release: Callable[[float, int | None], None],
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients = gradients
@@ -173,7 +182,9 @@ class PrivateOptimizer(Optimizer):
         self.expected_batch_size = expected_batch_size
         self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
-        self.in_epoch = False  # whether the private loader hands out the batches
+        self._epoch: int | None = None  # of the private loader that hands out the batches, None outside of one
+        self._epochs_begun = 0
+        self._closed = False
         self._before_release = before_release
         self._micro = _ANY_BATCH
 
@@ -250,6 +261,8 @@ class PrivateOptimizer(Optimizer):
         """Clip and sum this micro-batch; at the end of a logical batch also noise, account and update."""
         if closure is not None:
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
+        if self._closed:
+            raise PrivacyError("this optimizer's engine was detached: its steps would not be accounted for")
         if self._micro.stepped and self.gradients.pending():
             raise PrivacyError(
                 "optimizer.step() was called again for the same batch of the loader: one batch, one step, or a sample "
@@ -261,7 +274,7 @@ class PrivateOptimizer(Optimizer):
             self.stepped = self._micro.last and not self._micro.stepped
             if self.stepped:
                 self._release()
-        if self.in_epoch:
+        if self._epoch is not None:
             self._micro = replace(self._micro, stepped=True)
 
     def _release(self) -> None:
@@ -269,34 +282,48 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None  # nothing is trained on a gradient that did not come through release()
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
-        self._before_release(self.noise_multiplier)
+        self._before_release(self.noise_multiplier, self._epoch)
         self.gradients.release(self.noise_multiplier)
         self.original_optimizer.step()
         self.gradients.drop_pending()
 
     # -- what the loader tells (StepGate) ------------------------------------------------------------------------
-    def begin_micro_batch(self, *, size: int, last: bool) -> None:
-        self.finish_epoch()
-        self.in_epoch, self._micro = True, _MicroBatch(size=size, last=last, stepped=False)
+    def enter_epoch(self) -> int:
+        self._epochs_begun += 1
+        self._epoch, self._micro = self._epochs_begun, _NO_BATCH
+        self.gradients.forget_sum()
+        self.gradients.renew()
+        return self._epoch
 
-    def finish_epoch(self) -> None:
-        if self.in_epoch and not self._micro.stepped:
+    def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
+        self.finish_epoch(epoch)
+        self.gradients.renew()
+        self._micro = _MicroBatch(size=size, last=last, stepped=False)
+
+    def empty_step(self, epoch: int) -> None:
+        self.begin_micro_batch(epoch, size=0, last=True)
+        self.step()
+
+    def finish_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise PrivacyError("a newer epoch of the loader has begun: iterate over it once at a time")
+        if not self._micro.stepped:
             raise PrivacyError(
                 "the loader was asked for the next batch before optimizer.step(): every batch of the loader needs one "
                 "step, or the steps taken and the steps accounted for would differ. lsg accumulates by itself; use "
                 "max_physical_batch_size for large batches"
             )
+        if self.gradients.pending():
+            raise PrivacyError("gradients of a batch that had its step are left: one backward and one step a batch")
 
-    def empty_step(self) -> None:
-        self.begin_micro_batch(size=0, last=True)
-        self.step()
+    def leave_epoch(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            self._epoch, self._micro = None, _ANY_BATCH
+            self.gradients.forget_sum()
 
-    def leave_epoch(self) -> None:
-        self.in_epoch, self._micro = False, _ANY_BATCH
-
-    def enter_epoch(self) -> None:
-        self.leave_epoch()
-        self.gradients.restart()
+    def close(self) -> None:
+        """The engine was detached: nothing may be released any more."""
+        self._closed = True
 
 
 @dataclass(frozen=True)
@@ -309,3 +336,4 @@ class _MicroBatch:
 
 
 _ANY_BATCH = _MicroBatch(size=None, last=True, stepped=False)  # not from our loader: a logical batch of its own
+_NO_BATCH = _MicroBatch(size=None, last=False, stepped=True)  # an epoch has begun, its first batch is not out yet

@@ -74,11 +74,15 @@ class LogicalBatches(Sampler[Micro]):
         self.epoch_number = 0
         self.epoch: list[Logical] = []
 
-    def __iter__(self) -> Iterator[Micro]:
-        # Drawn at once, not lazily: a loader's workers ask ahead, and the loop must know where logical batches end.
+    def draw_epoch(self) -> list[Logical]:
+        """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end."""
         count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
         self.epoch_number += 1
         self.epoch = [self._split(members) for members in self._draw(max(1, count))]
+        return self.epoch
+
+    def __iter__(self) -> Iterator[Micro]:
+        """The micro-batches of the epoch drawn last; DataLoader may ask for them several times."""
         return iter([micro for logical in self.epoch for micro in logical])
 
     def __len__(self) -> int:

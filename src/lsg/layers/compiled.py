@@ -81,12 +81,15 @@ def cut_rows(output: Any, size: int, padded: int) -> Any:
     """The model's output without the rows that padding added: they get no gradient."""
 
     def cut(t: Tensor) -> Tensor:
-        if t.dim() == 0:
+        if t.dim() > 0 and t.shape[0] == padded:
+            return t[:size]
+        if t.requires_grad:
             raise PrivacyError(
-                "the model returned a single number for a padded batch, which padding would have changed: compute "
-                "the loss outside the model, or use PerfConfig(pad=False)"
+                f"the model returned a result of shape {tuple(t.shape)} for a batch padded to {padded} samples, so the "
+                "padding cannot be told from the samples: return one row for each sample (and compute the loss outside "
+                "the model), or use PerfConfig(pad=False)"
             )
-        return t[:size] if t.shape[0] == padded else t
+        return t
 
     if isinstance(output, dict):  # transformers' outputs are dicts of a class of their own
         return type(output)(**{key: cut_rows(value, size, padded) for key, value in output.items()})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
+from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.compiled import CompiledForward, cut_rows, pad_rows
 from lsg.layers.independence import check_independence
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
@@ -80,6 +80,11 @@ class Recorder:
                 f"a batch of {size} samples came while gradients of {self.batch.records} samples wait: "
                 "call optimizer.step() after each loss.backward()"
             )
+        for slot in self.slots.values():
+            if not slot.parameter.requires_grad:
+                raise ConfigurationError(
+                    f"parameter '{slot.name}' was frozen after make_private: freeze parameters before, or detach first"
+                )
         armed = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self._refresh_if_stale()
         self.batch.records = size
@@ -143,10 +148,17 @@ class Recorder:
         for slot in self.slots.values():
             slot.disarm()
 
+    def renew(self) -> None:
+        """Cut the tie to forwards so far: the next one gets carriers of its own."""
+        for slot in self.slots.values():
+            slot.carriers = ()
+        self.batch.size = None
+
     def advance(self) -> None:
         """The logical step is over: the next forward gets new subspaces."""
         self.step += 1
         self.holding = False
+        self.batch.size = None
 
 
 class _RootHooks:
