@@ -107,7 +107,7 @@ def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         captured.append(noisy.vector)
         return noisy
 
-    monkeypatch.setattr("lsg.optimizer.add_noise", spy)
+    monkeypatch.setattr("lsg.gradients.add_noise", spy)
     return captured
 
 

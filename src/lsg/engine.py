@@ -12,12 +12,13 @@ from lsg.accounting import Accountant, calibrate_noise, create_accountant
 from lsg.clipping import Clipper, Clipping
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
+from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
 from lsg.layers.recorder import Recorder, batch_size
 from lsg.layers.site import is_private
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise import fresh_generator
-from lsg.optimizer import LossReduction, PlainGradients, PrivateGradients, PrivateOptimizer
+from lsg.optimizer import PrivateOptimizer
 from lsg.perf import PerfConfig
 from lsg.planning import make_plan
 from lsg.sampling import LogicalBatches, SamplingPlan
