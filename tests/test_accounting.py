@@ -15,18 +15,20 @@ from lsg.errors import ConfigurationError
 DELTA = 1e-5
 SST2 = {"sample_rate": 2000 / 67349, "steps": round(20 * 67349 / 2000)}
 CIFAR = {"sample_rate": 1000 / 50000, "steps": 200 * 50000 // 1000}
-# (run, σ, ε of reading.md, how close PRV has to come). The paper rounds to one digit. σ = 5.07 is 1.554 by PLD and
-# 1.564 by PRV; 1.7 is what RDP makes of it (1.693), while PRV reaches 1.7 at σ = 4.71. So that row may be further off.
+# (run, σ, ε as printed in the paper).
 ROWS = [
-    (SST2, 2.70, 1.2, 0.1),
-    (SST2, 2.11, 1.6, 0.1),
-    (SST2, 1.27, 3.3, 0.1),
-    (SST2, 0.878, 6.5, 0.1),
-    (CIFAR, 9.85, 0.8, 0.1),
-    (CIFAR, 5.07, 1.7, 0.15),
-    (CIFAR, 2.705, 3.3, 0.1),
-    (CIFAR, 1.557, 6.8, 0.1),
+    (SST2, 2.70, 1.2),
+    (SST2, 2.11, 1.6),
+    (SST2, 1.27, 3.3),
+    (SST2, 0.878, 6.5),
+    (CIFAR, 9.85, 0.8),
+    (CIFAR, 5.07, 1.7),
+    (CIFAR, 2.705, 3.3),
+    (CIFAR, 1.557, 6.8),
 ]
+# Printed for σ = 5.07 is 1.7. PRV gives 1.564 and PLD 1.554, which have to agree within 0.02: no value satisfies both.
+OFF = pytest.mark.xfail(strict=True, reason="printed with PRV's error set to 0.1: see test_the_papers_own_setting")
+TIGHT_ROWS = [pytest.param(*row, marks=OFF if row[1] == 5.07 else ()) for row in ROWS]
 
 
 def epsilon(accountant, noise, sample_rate=1.0, steps=1, delta=DELTA):
@@ -49,12 +51,29 @@ def exact_gaussian_epsilon(noise: float, steps: int = 1, delta: float = DELTA) -
 # --- ε ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("run", "noise", "paper", "allowed"), ROWS)
-def test_the_papers_table(run, noise, paper, allowed) -> None:
+@pytest.mark.parametrize(("run", "noise", "paper"), TIGHT_ROWS)
+def test_the_papers_table(run, noise, paper) -> None:
+    assert epsilon("prv", noise, **run) == pytest.approx(paper, abs=0.1)
+
+
+@pytest.mark.parametrize(("run", "noise", "paper"), ROWS)
+def test_prv_and_pld_agree_on_the_papers_table(run, noise, paper) -> None:
     prv, pld, rdp = (epsilon(name, noise, **run) for name in ACCOUNTANTS)
-    assert prv == pytest.approx(paper, abs=allowed)
     assert prv == pytest.approx(pld, abs=0.02)
     assert rdp > pld
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus
+@pytest.mark.parametrize(("run", "noise", "paper"), ROWS)
+def test_the_papers_own_setting_gives_all_its_figures(run, noise, paper) -> None:
+    """With PRV's error bound at 0.1 instead of 0.01 all eight printed figures come out, and ours lie just below."""
+    from opacus.accountants import PRVAccountant
+
+    loose = PRVAccountant()
+    loose.history = [(noise, run["sample_rate"], run["steps"])]
+    printed = loose.get_epsilon(DELTA, eps_error=0.1)
+    assert printed == pytest.approx(paper, abs=0.1)
+    assert 0 < printed - epsilon("prv", noise, **run) < 0.1
 
 
 @pytest.mark.parametrize("noise", [0.15, 0.5, 1.0, 4.0, 30.0, 1000.0])
