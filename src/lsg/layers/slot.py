@@ -11,6 +11,7 @@ Legend: B = samples of the micro-batch, r = rank.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,12 @@ class Layout:
 
     transposed: bool
     taps: int = 1
+
+
+@lru_cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The one number in memory behind all carriers: a fill for each of them would cost a kernel launch each."""
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 class Slot:
@@ -77,7 +84,7 @@ class Slot:
         shapes = self.shapes(batch)
         if [carrier.shape for carrier in self.carriers] == shapes:
             return self.disarm()
-        zero = torch.zeros((), dtype=self.dtype, device=self.parameter.device)
+        zero = _zero(self.dtype, self.parameter.device)
         self.carriers = tuple(zero.expand(shape).requires_grad_() for shape in shapes)
 
     def disarm(self) -> None:
