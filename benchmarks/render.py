@@ -8,6 +8,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- bench: begin (benchmarks/render.py) -->", "<!-- bench: end -->"
+SWEEPS_BEGIN, SWEEPS_END = "<!-- sweeps: begin (benchmarks/render.py) -->", "<!-- sweeps: end -->"
+SWEEPS = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
 COUNTS_RESERVED = {"encoder-tf32-cuda"}  # earlier files count bytes in tensors, which says nothing of CUDA graphs
 ORDER = ("cpu-encoder-fp32-cpu", "encoder-bf16-cuda", "encoder-tf32-cuda", "decoder-bf16-cuda", "wrn28-4-tf32-cuda")
 
@@ -34,9 +36,22 @@ def _row(workload: str, timing: dict[str, Any], best: float) -> str:
     return f"| {workload} | {timing['name']} | {speed} | {best / seconds:.2f} | {memory} |"
 
 
+def sweeps() -> str:
+    lines = ["| varied | value | non-private, samples/s | lsg, samples/s | ratio |", "|---|---|---|---|---|"]
+    for name, field in SWEEPS.items():
+        document = json.loads((ROOT / "results" / "bench" / f"cpu-encoder-fp32-cpu-{name}.json").read_text())
+        for point in document["points"]:
+            plain, private = (t["samples"] / median(t["seconds"]) for t in point["timings"])
+            value = point["preset"][field]
+            lines.append(f"| {name} | {value} | {plain:.1f} | {private:.1f} | {private / plain:.2f} |")
+    return "\n".join(lines)
+
+
 def rendered(page: str) -> str:
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    for begin, end, text in ((BEGIN, END, table()), (SWEEPS_BEGIN, SWEEPS_END, sweeps())):
+        head, rest = page.split(begin)
+        page = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+    return page
 
 
 if __name__ == "__main__":
