@@ -1,7 +1,6 @@
 """Interleaved timing: contenders in, seconds a step and peak memory of each out."""
 
 import gc
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -92,13 +91,9 @@ def _reserved(device: torch.device) -> int:
 def _peak(step: Step, device: torch.device, before: int) -> int | None:
     """Peak bytes of a step with all that belongs to the contender: its weights and optimizer state too."""
     if device.type != "cuda":
-        return None  # a process has one peak (resource.RUSAGE_SELF), which contenders share
+        return None  # a process has one peak, which contenders share
     _reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     step()
     _wait(device)
     return torch.cuda.max_memory_reserved(device) - before
-
-
-def process_peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -90,12 +90,3 @@ def _table(point: Preset, precision: str, device: torch.device, timings: list[Ti
         peak = "-" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}"
         table.add_row(t.name, f"{t.samples_per_second:.1f}", *ratios, peak, f"{t.first_seconds:.1f}")
     return table
-
-
-def ratios(document: dict[str, Any]) -> dict[str, float]:
-    """Speed of each contender over plain non-private training, from a stored file's first point."""
-    from statistics import median
-
-    timings = {t["name"]: t for t in document["points"][0]["timings"] if t["error"] is None}
-    base = median(timings["non-private"]["seconds"])
-    return {name: base / median(t["seconds"]) for name, t in timings.items()}
