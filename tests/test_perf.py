@@ -1,5 +1,6 @@
 """Fast paths compute the same numbers: compiled and padded runs against plain ones."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -134,6 +135,27 @@ def test_padding_never_enters_a_sum_and_outputs_without_rows_are_refused(monkeyp
 )  # fmt: skip
 def test_padded_sizes_are_few_and_large_enough(size: int, largest: int | None, padded: int) -> None:
     assert padded_size(size, largest) == padded >= size
+
+
+def test_a_copy_of_a_compiled_model_can_be_compiled_and_detached_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda forward, mode=None: forward)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+    for _ in range(2):
+        engine = PrivacyEngine()
+        engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            perf=PerfConfig(compile=True),
+        )
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            assert torch.equal(model(torch.ones(3, 4)), twin(torch.ones(3, 4)))
+        engine.detach()
+        assert "forward" not in vars(model)
+        model = twin
 
 
 def test_bad_settings_are_refused() -> None:

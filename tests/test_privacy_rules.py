@@ -301,7 +301,7 @@ def test_a_list_of_thresholds_goes_by_the_models_order_of_parameters() -> None:
     optimizer.gradients.collect(None)
     total = optimizer.gradients.sum
     assert total.bound == pytest.approx(math.sqrt(sum(c * c for c in thresholds)))
-    order = engine._recorder.in_order()
+    order = engine._recorder.in_order
     parts = total.vector.split([slot.dimensions for slot in order])
     for slot, part in zip(order, parts, strict=True):
         assert float(part.norm()) == pytest.approx(thresholds[names.index(slot.name)]), slot.name

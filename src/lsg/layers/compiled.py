@@ -5,7 +5,6 @@ compiled graph has no breaks and takes carriers and subspaces as inputs.
 """
 
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
+from lsg.layers.site import nothing, swap_in, swap_out
 
 
 class CompiledForward:
@@ -22,18 +22,17 @@ class CompiledForward:
     def __init__(self, model: nn.Module, *, cuda_graphs: bool) -> None:
         self.seconds = 0.0  # spent in calls that compiled something
         self._model = model
-        self.plain = model.forward
+        self.plain = swap_in(model, "forward", _forward)
         self._cuda_graphs = cuda_graphs
         mode = "reduce-overhead" if cuda_graphs else None
         self._compiled: Callable[..., Any] = torch.compile(self.plain, mode=mode)
         model.__dict__["_lsg_compiled"] = self
-        model.forward = types.MethodType(_forward, model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
     def __reduce__(self) -> Any:
-        return (_nothing, ())
+        return (nothing, ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -48,7 +47,7 @@ class CompiledForward:
         return out
 
     def remove(self) -> None:
-        del self._model.__dict__["forward"]
+        swap_out(self._model, "forward", self.plain)
         del self._model.__dict__["_lsg_compiled"]
 
 
@@ -60,10 +59,6 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _forward.__name__ = "forward"
-
-
-def _nothing() -> None:
-    return None
 
 
 def pad_rows(inputs: Any, size: int, padded: int) -> Any:

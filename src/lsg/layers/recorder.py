@@ -40,6 +40,11 @@ class Recorder:
             if t.kind != "frozen"
         }
         self.stacks = make_stacks(self.slots.values())
+        self._dense = [slot for slot in self.slots.values() if slot.layout is None]
+        # The slots as they follow each other in a sum: stack by stack, then the dense ones.
+        self.in_order = [slot for stack in self.stacks for slot in stack.slots] + self._dense
+        # Where each of them stands among the model's trained parameters.
+        self.positions = [list(self.slots).index(slot.name) for slot in self.in_order]
         self.batch = Batch(self.prepare)
         self.step = 0  # the logical step that the subspaces are for
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
@@ -118,29 +123,17 @@ class Recorder:
     def pending(self) -> bool:
         return any(slot.pending for slot in self.slots.values())
 
-    def in_order(self) -> list[Slot]:
-        """The slots as they follow each other in a sum: stack by stack, then the dense ones."""
-        stacked = [slot for stack in self.stacks for slot in stack.slots]
-        return stacked + [slot for slot in self.slots.values() if slot.layout is None]
-
-    @property
-    def positions(self) -> list[int]:
-        """Where each slot in order stands among the model's trained parameters."""
-        place = {name: i for i, name in enumerate(self.slots)}
-        return [place[slot.name] for slot in self.in_order()]
-
     def per_sample(self) -> list[list[Tensor]]:
         """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...)."""
-        return [slot.parts() for slot in self.in_order()]
+        return [slot.parts() for slot in self.in_order]
 
     def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
         """A noisy sum over all slots -> each slot with the gradient of its parameter (or its part)."""
-        dense = [slot for slot in self.slots.values() if slot.layout is None]
-        sizes = [stack.dimensions for stack in self.stacks] + [slot.dimensions for slot in dense]
+        sizes = [stack.dimensions for stack in self.stacks] + [slot.dimensions for slot in self._dense]
         shares = vector.split(sizes)
         for stack, share in zip(self.stacks, shares, strict=False):
             yield from stack.lift(share)
-        for slot, share in zip(dense, shares[len(self.stacks) :], strict=True):
+        for slot, share in zip(self._dense, shares[len(self.stacks) :], strict=True):
             yield slot, slot.spread(share)
 
     def clear(self) -> None:

@@ -60,7 +60,7 @@ class Site:
         return None
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return (_nothing, ())
+        return (nothing, ())
 
     def batch_first(self, x: Tensor, features: int) -> Tensor:
         """x as (B, ..., features...), where `features` trailing dimensions belong to the layer.
@@ -109,8 +109,8 @@ def refuse_double_backward() -> None:
         raise PrivacyError("backward(create_graph=True): per-sample rules have no second derivatives")
 
 
-def _nothing() -> None:
-    return None
+def nothing() -> None:
+    """What a pickle of a site is loaded as."""
 
 
 def _through_rule(method: str) -> Callable[..., Any]:
@@ -135,18 +135,26 @@ def is_private(model: nn.Module) -> bool:
 
 
 def install(module: nn.Module, site: Site) -> None:
-    if "_lsg" in module.__dict__:  # a copy of a private model carries inert remains
-        for name, patch in _PATCHES.items():
-            if getattr(module.__dict__.get(name), "__func__", None) is patch:
-                del module.__dict__[name]
-    site.plain = getattr(module, site.method)
+    site.plain = swap_in(module, site.method, _PATCHES[site.method])
     module.__dict__["_lsg"] = site
-    setattr(module, site.method, types.MethodType(_PATCHES[site.method], module))
 
 
 def uninstall(module: nn.Module) -> None:
     site: Site = module.__dict__.pop("_lsg")
-    delattr(module, site.method)
-    plain = site.plain
-    if getattr(plain, "__func__", None) is not getattr(type(module), site.method):
-        setattr(module, site.method, plain)  # the instance had a forward of its own before
+    swap_out(module, site.method, site.plain)
+
+
+def swap_in(module: nn.Module, method: str, patch: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a method on this instance alone. Returns what it had, without the inert patch that a copy carries."""
+    if getattr(module.__dict__.get(method), "__func__", None) is patch:
+        del module.__dict__[method]
+    plain: Callable[..., Any] = getattr(module, method)
+    setattr(module, method, types.MethodType(patch, module))
+    return plain
+
+
+def swap_out(module: nn.Module, method: str, plain: Callable[..., Any]) -> None:
+    """Undo `swap_in`."""
+    delattr(module, method)
+    if getattr(plain, "__func__", None) is not getattr(type(module), method):
+        setattr(module, method, plain)  # the instance had a method of its own before
