@@ -1,0 +1,138 @@
+"""What one training run is: a frozen, validated description that can be written to a file and read back."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.methods import DPSGD, LSG, RGP, Importance, Method, NonPrivate, SparseDPSGD
+
+METHODS = ("lsg", "rgp", "sparse-dpsgd", "dpsgd", "non-private")
+PRECISIONS = ("fp32", "tf32", "bf16")
+OPTIMIZERS = ("adam", "sgd")
+LR_SCHEDULES = ("constant", "linear", "steps")
+TRAINABLE = ("paper", "all", "head")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: task x model x method and every number it depends on. A field's name is its option's, with dashes.
+
+    data: a local path or a hub name; None takes the task's own source. model: a hub id, a local folder or a zoo name.
+    epsilon, noise_multiplier: exactly one of them, neither for non-private.
+    lr_schedule: "linear" decays to 0; "steps" divides by 5 at 30, 60 and 80 % of the steps (RGP's CIFAR-10 code).
+    trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
+        does; "all" trains everything, "head" the last layer.
+    head_scale: factor on the head's per-sample gradients before clipping (RGP: 0.1 for text).
+    train_limit: use that many training records only, the same ones for every seed. 0 uses all.
+    validation: hold out that many of the training records and score on them, not on the task's evaluation data: for
+        tuning. 0 scores on the evaluation data.
+    max_physical_batch_size, precision, device, compile: how it is computed; none of them changes a guarantee.
+    """
+
+    task: str
+    model: str
+    method: str = "lsg"
+    data: str | None = None
+    rank: int = 8
+    sparsity: float = 0.5
+    importance: Importance = "weight"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    accountant: str = "prv"
+    clipping: str = "flat"
+    max_grad_norm: float = 1.0
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    lr_schedule: str = "linear"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    batch_size: int = 2000
+    epochs: int = 20
+    trainable: str = "paper"
+    head_scale: float = 1.0
+    max_length: int = 128
+    train_limit: int = 0
+    validation: int = 0
+    seed: int = 0
+    max_physical_batch_size: int = 256
+    precision: str = "fp32"
+    device: str = "auto"
+    compile: bool = False
+    text_column: str | None = None
+    pair_column: str | None = None
+    label_column: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("method", METHODS),
+            ("precision", PRECISIONS),
+            ("optimizer", OPTIMIZERS),
+            ("lr_schedule", LR_SCHEDULES),
+            ("trainable", TRAINABLE),
+            ("accountant", ("prv", "pld", "rdp")),
+            ("clipping", ("flat", "per_layer", "automatic")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(f"{_option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
+        for name in ("lr", "max_grad_norm", "head_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be positive and finite")
+        for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be at least 1")
+        for name in ("train_limit", "validation", "seed", "weight_decay", "momentum"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be 0 or more")
+        if not 0 < self.delta < 1:
+            raise ConfigurationError(f"--delta {self.delta} must lie between 0 and 1")
+        self._check_budget()
+        self.make_method()  # refuses a bad rank, sparsity or importance
+
+    def _check_budget(self) -> None:
+        given = [name for name in ("epsilon", "noise_multiplier") if getattr(self, name) is not None]
+        if self.method == "non-private":
+            if given:
+                raise ConfigurationError(f"{_option(given[0])}: --method non-private has no privacy budget")
+        elif len(given) != 1:
+            raise ConfigurationError(
+                f"--method {self.method} needs --epsilon or --noise-multiplier, and not both: {len(given)} were given"
+            )
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigurationError(f"--epsilon {self.epsilon} must be positive and finite")
+        if self.noise_multiplier is not None and not 0 <= self.noise_multiplier < math.inf:
+            raise ConfigurationError(f"--noise-multiplier {self.noise_multiplier} must be 0 or more, and finite")
+
+    def make_method(self) -> Method:
+        """The method as the engine takes it."""
+        if self.method == "non-private":
+            return NonPrivate()
+        if self.method == "dpsgd":
+            return DPSGD(head_scale=self.head_scale)
+        if self.method == "sparse-dpsgd":
+            return SparseDPSGD(sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
+        if self.method == "rgp":
+            return RGP(rank=self.rank, head_scale=self.head_scale)
+        return LSG(rank=self.rank, sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field that is set, ready for JSON or TOML (which has no null)."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str) -> "RunConfig":
+        """The inverse of `to_dict`. `source` names the file in errors."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigurationError(f"{source}: unknown setting '{key}'")
+        for key in ("task", "model"):
+            if key not in values:
+                raise ConfigurationError(f"{source}: '{key}' is missing")
+        return cls(**values)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
