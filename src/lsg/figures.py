@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette, told apart by colour-blind readers too. References are grey and dashed.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-_REFERENCE = "#7F7F7F"
-_INK = "#333333"
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+REFERENCE = "#7F7F7F"
+INK = "#333333"
 
 
 def save_accuracy_figure(
@@ -27,11 +27,11 @@ def save_accuracy_figure(
     references: labels drawn as yardsticks rather than contenders.
     """
     contenders = [label for label in curves if label not in references]
-    colours = {label: _COLOURS[i % len(_COLOURS)] for i, label in enumerate(contenders)}
-    colours |= {label: _REFERENCE for label in references}
+    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(contenders)}
+    colours |= {label: REFERENCE for label in references}
     figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    figure.suptitle(title, fontsize=12, fontweight="bold", color=_INK)
+    figure.suptitle(title, fontsize=12, fontweight="bold", color=INK)
     _draw_curves(left, curves, colours, references)
     _draw_bars(right, {label: curve[-1] for label, curve in curves.items()}, errors, colours)
     figure.savefig(path)
@@ -46,10 +46,10 @@ def _draw_curves(
         marker = "o" if len(curve) == 1 else None  # a line of one point would be invisible
         axes.plot(epochs, percent, style, color=colours[label], linewidth=2, label=label, marker=marker)
     axes.set(xlabel="Epoch", ylabel="Test accuracy (%)", ylim=(0, 102))
-    axes.set_title("Over training", fontsize=10, loc="left", color=_INK)
+    axes.set_title("Over training", fontsize=10, loc="left", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="lower right", frameon=False)
-    _clean(axes, grid="y")
+    clean(axes, grid="y")
 
 
 def _draw_bars(axes: Axes, final: Mapping[str, float], errors: Mapping[str, float], colours: Mapping[str, str]) -> None:
@@ -60,20 +60,21 @@ def _draw_bars(axes: Axes, final: Mapping[str, float], errors: Mapping[str, floa
         percent,
         xerr=[100 * errors[label] for label in labels],
         color=[colours[label] for label in labels],
-        error_kw={"ecolor": _INK, "elinewidth": 1.2, "capsize": 3},
+        error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3},
         height=0.65,
     )
-    axes.bar_label(bars, labels=[f"{value:.1f}" for value in percent], padding=5, color=_INK, fontsize=10)
+    axes.bar_label(bars, labels=[f"{value:.1f}" for value in percent], padding=5, color=INK, fontsize=10)
     axes.set(xlabel="Test accuracy (%)", xlim=(0, 118))
     axes.set_xticks(range(0, 101, 20))
     axes.spines["bottom"].set_bounds(0, 100)
-    axes.set_title("After the last epoch (± standard error)", fontsize=10, loc="left", color=_INK)
+    axes.set_title("After the last epoch (± standard error)", fontsize=10, loc="left", color=INK)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
-    _clean(axes, grid="x")
+    clean(axes, grid="x")
 
 
-def _clean(axes: Axes, *, grid: str) -> None:
+def clean(axes: Axes, *, grid: str) -> None:
+    """Frameless, with a light grid along one axis ("x" or "y")."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     if grid == "x":
