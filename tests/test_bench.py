@@ -43,6 +43,7 @@ def test_the_command_writes_json_and_a_plot(tmp_path: Path, monkeypatch: pytest.
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "tiny-fp32-cpu.json").read_text())
     assert [t["name"] for t in document["points"][0]["timings"]] == ["non-private", "lsg"]
+    assert document["points"][0]["checks"] == {"lsg": pytest.approx(0.0, abs=1e-6)}
     assert {"command", "versions", "hardware"} <= set(document["provenance"])
     assert (tmp_path / "tiny-fp32-cpu.png").stat().st_size > 1000
     result = CliRunner().invoke(app, [*command, "--sweep", "rank"])
@@ -59,6 +60,16 @@ def test_bad_options_give_one_line_that_names_them(options: list[str], culprit: 
     result = CliRunner().invoke(app, ["bench", "--device", "cpu", *options])
     assert result.exit_code == 2
     assert culprit in result.output and "Traceback" not in result.output
+
+
+def test_a_fast_path_that_computes_something_else_ends_the_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PRESETS, "tiny", TINY)
+    monkeypatch.setattr("lsg.bench.checking._gradients", lambda *_: torch.rand(9))
+    command = ["bench", "--preset", "tiny", "--device", "cpu", "--only", "lsg", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code != 0 and "gradients differ" in result.output
 
 
 def test_presets_are_found_by_name() -> None:

@@ -213,9 +213,9 @@ class PrivacyEngine:
 
     @property
     def compile_seconds(self) -> float:
-        """Time spent compiling so far, 0 where nothing is compiled."""
-        compiled = self._attached().compiled
-        return 0.0 if compiled is None else compiled.seconds
+        """Time spent compiling and recording so far, 0 where nothing is."""
+        fast = self._attached().fast
+        return 0.0 if fast is None else fast.seconds
 
     def detach(self) -> None:
         """Give the model back as it was. The accountant keeps what was spent."""

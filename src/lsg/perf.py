@@ -9,10 +9,12 @@ from lsg.errors import ConfigurationError
 class PerfConfig:
     """compile: run the model's training forward and backward through torch.compile. None chooses: off, as a first
         compilation takes a minute or two that short runs never win back. The time it took is `engine.compile_seconds`.
-    cuda_graphs: on a GPU, with compile, replay the compiled model and the refresh of the subspaces as CUDA graphs: the
-        CPU need not launch kernels one by one. Off unless asked for: see docs/performance.md.
-    pad: with compile, round micro-batches up to a few sizes with rows that have no gradient, so that the varying
-        sizes of Poisson batches do not compile again and again.
+    cuda_graphs: on a GPU, record the model's forward and backward and the refresh of the subspaces as CUDA graphs, one
+        for each shape that comes a second time, and replay them: the CPU need not launch kernels one by one. Works with
+        and without compile. Off unless asked for: what a model's forward does in Python beside its tensors (counting,
+        drawing from Python's random numbers) happens only while recording.
+    pad: with either, round micro-batches up to a few sizes with rows that have no gradient, so that the varying sizes
+        of Poisson batches are not compiled or recorded again and again.
     """
 
     compile: bool | None = None
@@ -22,12 +24,14 @@ class PerfConfig:
     def __post_init__(self) -> None:
         if self.compile not in (None, True, False):
             raise ConfigurationError(f"{self}: compile must be None, True or False")
-        if self.cuda_graphs and not self.compile:
-            raise ConfigurationError(f"{self}: cuda_graphs needs compile=True")
 
     @property
     def compiles(self) -> bool:
         return bool(self.compile)
+
+    def fast(self, device_type: str) -> bool:
+        """Whether the model's forward is replaced by a faster one."""
+        return self.compiles or self.graphs(device_type)
 
     def graphs(self, device_type: str) -> bool:
         return self.cuda_graphs and device_type == "cuda"

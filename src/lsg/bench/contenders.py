@@ -125,16 +125,27 @@ def opacus(setting: Setting, mode: str) -> Step:
     return step
 
 
+# The ways to run LSG that are not the plain one.
+FAST = {
+    "lsg graphs": PerfConfig(cuda_graphs=True),
+    "lsg compiled": PerfConfig(compile=True),
+    "lsg compiled graphs": PerfConfig(compile=True, cuda_graphs=True),
+}
+
+
 def contenders(setting: Setting) -> dict[str, Callable[[], Step]]:
     """Name -> a function that builds the contender."""
-    rank, sparsity = setting.preset.rank, setting.preset.sparsity
-    lsg = LSG(rank=rank, sparsity=sparsity)
+    rank = setting.preset.rank
+    lsg = LSG(rank=rank, sparsity=setting.preset.sparsity)
+
+    def fast(perf: PerfConfig) -> Callable[[], Step]:
+        return lambda: private(setting, lsg, perf)
+
     return {
         "non-private": lambda: non_private(setting, compiled=False),
         "non-private compiled": lambda: non_private(setting, compiled=True),
         "lsg": lambda: private(setting, lsg),
-        "lsg compiled": lambda: private(setting, lsg, PerfConfig(compile=True)),
-        "lsg graphs": lambda: private(setting, lsg, PerfConfig(compile=True, cuda_graphs=True)),
+        **{name: fast(perf) for name, perf in FAST.items()},
         "rgp": lambda: private(setting, RGP(rank=rank)),
         "dpsgd": lambda: private(setting, DPSGD()),
         "opacus hooks": lambda: opacus(setting, "hooks"),

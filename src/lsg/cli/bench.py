@@ -10,10 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsg.bench.contenders import Setting, contenders
+from lsg.bench.checking import TOLERANCE, difference
+from lsg.bench.contenders import FAST, Setting, contenders
 from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, PrivacyError
+from lsg.methods import LSG
+from lsg.perf import PerfConfig
 from lsg.provenance import provenance
 
 SWEEPS = {
@@ -44,8 +47,9 @@ def bench(
     points = []
     for value in values:
         point = chosen.scaled(**{field: value})
+        checks = _check(point, precision, place, only, console) if not sweep else {}
         timings = _run(point, precision, place, rounds, only or ("non-private,lsg" if sweep else ""), console)
-        points.append({"preset": asdict(point), "timings": [asdict(t) for t in timings]})
+        points.append({"preset": asdict(point), "checks": checks, "timings": [asdict(t) for t in timings]})
         console.print(_table(point, precision, place, timings))
     output.mkdir(parents=True, exist_ok=True)
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
@@ -55,6 +59,22 @@ def bench(
 
     plot_bench(document, sweep and field, output / f"{stem}.png")
     console.print(f"written: {output / stem}.json, {output / stem}.png")
+
+
+def _check(point: Preset, precision: str, device: torch.device, only: str, console: Console) -> dict[str, float]:
+    """Each fast path in this bench -> how far its gradients are from the plain path's. Too far ends the bench."""
+    setting = Setting(point, workload(point, device), device, precision)
+    wanted = [part.strip() for part in only.split(",")] if only else list(contenders(setting))
+    paths = {"lsg": PerfConfig(), **FAST}
+    checks = {}
+    for name in (name for name in wanted if name in paths):
+        checks[name] = difference(setting, LSG(rank=point.rank, sparsity=point.sparsity), paths[name])
+        console.log(f"{name}: gradients differ from the plain path's by {checks[name]:.1e} of their size")
+        if not checks[name] <= TOLERANCE[precision]:
+            raise PrivacyError(
+                f"{name}: its gradients differ from the plain path's by {checks[name]:.1e} of their size"
+            )
+    return checks
 
 
 def _run(point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Console) -> list[Timing]:

@@ -147,12 +147,13 @@ def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, input: T
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
         padding = (0,) * len(module.stride)
-    operands = weight_operands(site.slots.get("weight"), dtype)
+    slot = site.slots.get("weight")
+    operands = weight_operands(slot, dtype)
     bias = None if module.bias is None else module.bias.detach().to(dtype)
     bias_slot = site.slots.get("bias")
     return _Conv.apply(
         x,
-        module.weight.detach().to(dtype),
+        module.weight.detach().to(dtype) if slot is None else slot.value_as(dtype),
         bias,
         *operands,
         bias_slot.carriers[0] if bias_slot else None,

@@ -108,16 +108,16 @@ def linear(
     """`F.linear` with per-sample gradients; `weight_slots` has three entries for a split query-key-value weight."""
     dtype = compute_dtype(x)
     x_B = site.batch_first(x, 1).to(dtype)
-    matrix = weight.detach().mT if stored_inputs_first else weight.detach()
     parts = []
-    for slot, part in zip(weight_slots, matrix.chunk(len(weight_slots)), strict=True):
+    for slot in weight_slots:
+        matrix = weight.detach().to(dtype) if slot is None else slot.value_as(dtype)
         operands = weight_operands(slot, dtype)
         if stored_inputs_first:
-            operands = transpose_operands(operands)
+            matrix, operands = matrix.mT, transpose_operands(operands)
         whole = len(weight_slots) == 1 and bias is not None
         plain_bias = bias.detach().to(dtype) if whole and bias is not None else None
         bias_carrier = bias_slot.carriers[0] if whole and bias_slot is not None else None
-        parts.append(_Linear.apply(x_B, part.to(dtype), plain_bias, *operands, bias_carrier))
+        parts.append(_Linear.apply(x_B, matrix, plain_bias, *operands, bias_carrier))
     y: Tensor = parts[0]
     if len(parts) > 1:
         y = torch.cat(parts, dim=-1)

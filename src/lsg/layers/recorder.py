@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.layers.compiled import CompiledForward, cut_rows, pad_rows
+from lsg.layers.fast_forward import FastForward, cut_rows, pad_rows
+from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import check_independence
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
-from lsg.layers.slot import Slot
+from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
 from lsg.planning import Plan
@@ -33,7 +34,8 @@ class Recorder:
         largest_batch: int | None = None,
     ) -> None:
         self.model, self.method, self.generator = model, method, generator
-        self._pads, self._largest_batch = perf.compiles and perf.pad, largest_batch
+        device = generator.device.type
+        self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
             t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
             for t in plan.treatments
@@ -58,9 +60,11 @@ class Recorder:
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
-        # A model that is one layer, or has bare parameters of its own, is a site itself and not worth compiling.
-        graphs = perf.graphs(generator.device.type)
-        self.compiled = CompiledForward(model, cuda_graphs=graphs) if perf.compiles and not site_of(model) else None
+        graphs = perf.graphs(device)
+        self.fast: FastForward | None = None
+        if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
+            tape = CudaTape() if graphs else None
+            self.fast = FastForward(model, list(self.slots.values()), compiled=perf.compiles, tape=tape)
         self._refresh = Refresh(self.stacks, list(self.slots.values()), method, generator, cuda_graph=graphs)
         hooks = _RootHooks(self)
         self._handles = [
@@ -73,8 +77,8 @@ class Recorder:
         """Leave the model as it was found."""
         for handle in self._handles:
             handle.remove()
-        if self.compiled is not None:
-            self.compiled.remove()
+        if self.fast is not None:
+            self.fast.remove()
         for module in self._modules:
             uninstall(module)
 
@@ -104,7 +108,11 @@ class Recorder:
         if self.holding or self.pending or weights == self._seen_weights:
             return False
         self._seen_weights = weights
-        return self._refresh(self.step)
+        recast(self.slots.values())
+        moved = self._refresh(self.step)
+        if moved and self.fast is not None:
+            self.fast.forget()
+        return moved
 
     def ready(self) -> dict[str, Slot]:
         """The slots, with the subspaces of the current step."""
@@ -115,7 +123,7 @@ class Recorder:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """At the first batch of several samples: no sample's result may depend on another sample."""
         if not self._independent and self.batch.size is not None and self.batch.size > 1:
-            run = self.model.forward if self.compiled is None else self.compiled.plain
+            run = self.model.forward if self.fast is None else self.fast.plain
             check_independence(run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
             self._independent = True
 

@@ -8,7 +8,7 @@ parameter did. Only kept entries have room in it.
 Legend: B = samples of the micro-batch, r = rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +55,7 @@ class Slot:
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
         self.lifted_kept: Tensor | None = None  # of a projected slot: what of the lifted gradient stays ("direct")
         self.carriers: tuple[Tensor, ...] = ()
+        self.casts: dict[torch.dtype, Tensor] = {}  # the weight in other precisions, brought up to date by `recast`
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
 
     @property
@@ -62,6 +63,14 @@ class Slot:
         """The weight, cut off from autograd: its own gradient is never wanted."""
         weight = self.parameter.detach()
         return weight if self.narrow is None else weight.narrow(*self.narrow)
+
+    def value_as(self, dtype: torch.dtype) -> Tensor:
+        """The weight in the precision that a layer computes in, cast once per logical step."""
+        if dtype == self.parameter.dtype:
+            return self.value
+        if dtype not in self.casts:
+            self.casts[dtype] = self.value.to(dtype)
+        return self.casts[dtype]
 
     @property
     def dimensions(self) -> int:
@@ -131,3 +140,12 @@ class Slot:
             yield
         finally:
             self.carriers = own
+
+
+@torch.no_grad()
+def recast(slots: Iterable[Slot]) -> None:
+    """The weights have changed: bring their casts up to date, in place."""
+    pairs = [(cast, slot.value) for slot in slots for cast in slot.casts.values()]
+    if pairs:
+        casts, values = zip(*pairs, strict=True)
+        torch._foreach_copy_(casts, values)

@@ -30,7 +30,7 @@ class Refresh:
         self._graph_sparsity: float | None = None
 
     def __call__(self, step: int) -> bool:
-        """Subspaces for this logical step. Returns whether slots got new records (a replay fills the old ones)."""
+        """Subspaces for this logical step. Returns whether they moved in memory (a replay fills the old ones)."""
         sparsity = self._method.sparsity_at(step)
         if self._graph is not None and sparsity == self._graph_sparsity:
             self._graph.replay()
@@ -38,7 +38,7 @@ class Refresh:
         self._run(sparsity)
         if self._wants_graph:
             self._record(sparsity)
-        return True
+        return bool(self._stacks)
 
     @torch.no_grad()
     def _run(self, sparsity: float) -> None:

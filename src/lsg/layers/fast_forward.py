@@ -1,11 +1,11 @@
-"""Compiling a private model: its forward goes through torch.compile, at sizes rounded up to a few.
+"""A private model's fast forward: compiled, or recorded as CUDA graphs, or both, at sizes rounded up to a few.
 
-Only the forward proper is compiled. What decides on batches and subspaces runs before it, in hooks, so that the
-compiled graph has no breaks and takes carriers and subspaces as inputs.
+Only the forward proper is replaced. What decides on batches and subspaces runs before it, in hooks, so that a compiled
+graph has no breaks and takes carriers and subspaces as inputs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
+from lsg.layers.graphed import GraphedForward, Tape
 from lsg.layers.site import nothing, swap_in, swap_out
+from lsg.layers.slot import Slot
 
 
-class CompiledForward:
-    """Replaces a model's forward by a compiled one while gradients are on. Inert on copies, gone after `remove`."""
+class FastForward:
+    """Replaces a model's forward by a faster one while gradients are on. Inert on copies, gone after `remove`."""
 
-    def __init__(self, model: nn.Module, *, cuda_graphs: bool) -> None:
-        self.seconds = 0.0  # spent in calls that compiled something
+    def __init__(self, model: nn.Module, slots: Sequence[Slot], *, compiled: bool, tape: Tape | None) -> None:
+        self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
         self.plain = swap_in(model, "forward", _forward)
-        self._cuda_graphs = cuda_graphs
-        mode = "reduce-overhead" if cuda_graphs else None
-        self._compiled: Callable[..., Any] = torch.compile(self.plain, mode=mode)
-        model.__dict__["_lsg_compiled"] = self
+        run: Callable[..., Any] = torch.compile(self.plain) if compiled else self.plain
+        self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
+        self._run = self._graphed or run
+        model.__dict__["_lsg_fast"] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -37,25 +39,32 @@ class CompiledForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        if self._cuda_graphs:  # gradients of the last micro-batch have been summed up: their memory may be used again
-            torch.compiler.cudagraph_mark_step_begin()
-        frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        start = time.perf_counter()
-        out = self._compiled(*args, **kwargs)
-        if torch._dynamo.utils.counters["stats"]["unique_graphs"] != frames:
+        made, start = self._made(), time.perf_counter()
+        out = self._run(*args, **kwargs)
+        if self._made() != made:
             self.seconds += time.perf_counter() - start
         return out
 
+    def _made(self) -> tuple[int, int]:
+        """How many graphs were compiled and how many recorded so far."""
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return compiled, 0 if self._graphed is None else self._graphed.recorded
+
+    def forget(self) -> None:
+        """Subspaces have moved in memory: recordings, which know their old place, are made anew."""
+        if self._graphed is not None:
+            self._graphed.forget()
+
     def remove(self) -> None:
         swap_out(self._model, "forward", self.plain)
-        del self._model.__dict__["_lsg_compiled"]
+        del self._model.__dict__["_lsg_fast"]
 
 
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    compiled = self.__dict__["_lsg_compiled"]
-    if compiled is None:
+    fast = self.__dict__["_lsg_fast"]
+    if fast is None:
         return type(self).forward(self, *args, **kwargs)
-    return compiled(*args, **kwargs)
+    return fast(*args, **kwargs)
 
 
 _forward.__name__ = "forward"

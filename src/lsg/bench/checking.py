@@ -1,0 +1,63 @@
+"""Faster may not mean different: per-sample gradients of a fast path beside those of the plain one, random inputs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from lsg.bench.contenders import Setting
+from lsg.bench.presets import workload
+from lsg.engine import PrivacyEngine
+from lsg.layers import kernels
+from lsg.methods import Method
+from lsg.perf import PerfConfig
+
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 5e-2}  # of the gradients' size, by precision
+_LAYERS = 2  # of a transformer: enough to meet every kind of layer, and quick to compile
+_BATCHES = 3  # the first is run, the second recorded, the third replayed
+
+
+def difference(setting: Setting, method: Method, perf: PerfConfig) -> float:
+    """|fast - plain| / |plain| over all per-sample gradients of a micro-batch, both in the setting's precision."""
+    preset = setting.preset.scaled(layers=_LAYERS, micro_batches=_BATCHES)
+    small = Setting(preset, workload(preset, setting.device), setting.device, setting.precision)
+    fast = _gradients(small, method, perf)
+    with _without_kernels():
+        plain = _gradients(small, method, PerfConfig())
+    return float((fast - plain).norm() / plain.norm())
+
+
+def _gradients(setting: Setting, method: Method, perf: PerfConfig) -> Tensor:
+    """Of the last batch, as one vector. Without dropout, whose random numbers differ between the paths."""
+    model = setting.workload.make_model().eval()
+    engine = PrivacyEngine(accountant="rdp")
+    _, optimizer, _ = engine.make_private(
+        module=model,
+        optimizer=setting.optimizer(model),
+        data_loader=setting.loader(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method=method,
+        max_physical_batch_size=setting.preset.micro_batch,
+        noise_generator=torch.Generator(setting.device).manual_seed(0),
+        perf=perf,
+    )
+    for x, y in setting.workload.batches:
+        optimizer.zero_grad()
+        with setting.autocast():
+            loss = setting.workload.loss(model, x, y)
+        loss.backward()
+    found = [part for g in engine.per_sample_gradients().values() for part in (g if isinstance(g, tuple) else (g,))]
+    vector = torch.cat([part.float().flatten() for part in found])
+    engine.detach()
+    return vector
+
+
+@contextmanager
+def _without_kernels() -> Iterator[None]:
+    available, kernels.AVAILABLE = kernels.AVAILABLE, False
+    try:
+        yield
+    finally:
+        kernels.AVAILABLE = available

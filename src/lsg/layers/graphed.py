@@ -1,0 +1,191 @@
+"""Recording a private model: its forward and backward are replayed as CUDA graphs, so that the CPU launches nothing.
+
+The first batch of a shape runs as usual, where checks and lazy set-up happen; the second is recorded; from then on the
+recording is replayed on the new inputs. Per-sample gradients are written into the same memory each time, which is safe
+because they are summed up before the next forward; where they wait for that, or a backward is still to come, the
+forward runs as usual.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lsg.errors import PrivacyError
+from lsg.layers.site import fixed_signature
+from lsg.layers.slot import Slot
+
+_MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
+_A_TENSOR = object()  # stands for one among what a model returned
+
+
+class Tape(Protocol):
+    """Records what a function does with tensors; returns its results and a way to compute them again in place."""
+
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]: ...
+
+
+class CudaTape:
+    """Recordings that share memory: only one of them is between its forward and the end of its backward at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            results = run()
+        return results, graph.replay
+
+
+class GraphedForward:
+    """Calls `forward` the first time that it sees a shape, then a recording of it."""
+
+    def __init__(self, forward: Callable[..., Any], model: nn.Module, slots: Sequence[Slot], tape: Tape) -> None:
+        self._forward, self._model, self._slots, self._tape = forward, model, slots, tape
+        self._recordings: dict[Any, _Recording | None] = {}  # None: seen once
+        self._recordable = True
+        self.recorded = 0
+        self._in_flight: weakref.ref[_Pass] | None = None
+
+    def forget(self) -> None:
+        """What recordings read from has moved: record anew."""
+        self._recordings.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._recordable:
+            return self._forward(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = (structure, *map(_signature, leaves), self._surroundings())
+        if key not in self._recordings and len(self._recordings) < _MOST_RECORDINGS:
+            self._recordings[key] = None
+            return self._forward(*args, **kwargs)
+        if key not in self._recordings or self._occupied():
+            return self._forward(*args, **kwargs)
+        recording = self._recordings[key]
+        if recording is None:
+            recording = _Recording(self._forward, leaves, structure, self._slots)
+            try:
+                recording.record(self._tape)
+            except RuntimeError as error:
+                self._recordable = False
+                reason = str(error).splitlines()[0]
+                warnings.warn(
+                    f"cuda_graphs: this model cannot be recorded, so it runs as usual ({reason})", stacklevel=2
+                )
+                return self._forward(*args, **kwargs)
+            self._recordings[key] = recording
+            self.recorded += 1
+        out, this_pass = recording.replay(leaves)
+        self._in_flight = weakref.ref(this_pass)
+        return out
+
+    def _surroundings(self) -> tuple[Any, ...]:
+        """What else a recording depends on: precision, training or not, and where the weights are."""
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        return cast, self._model.training, tuple(tensor.data_ptr() for tensor in tensors)
+
+    def _occupied(self) -> bool:
+        """Whether a recording's memory is still needed: its backward may come, or its gradients wait to be summed."""
+        last = None if self._in_flight is None else self._in_flight()
+        return (last is not None and not last.done) or any(slot.pending for slot in self._slots)
+
+
+class _Pass:
+    """One forward of a recording; gone when nothing can call its backward any more."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class _Recording:
+    """A forward and its backward at one shape, on inputs, outputs and gradients of its own."""
+
+    def __init__(self, forward: Callable[..., Any], leaves: list[Any], structure: Any, slots: Sequence[Slot]) -> None:
+        self._forward, self._structure = forward, structure
+        self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._slots = slots
+        self._live: list[Tensor] = []  # outputs with their autograd graph, between recording forward and backward
+        self._reached: list[int] = []  # which carriers get a gradient
+
+    def record(self, tape: Tape) -> None:
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a cached cast would belong to no recording
+        try:
+            self._outputs, self._run_forward = tape.record(self._record_forward)
+            self._output_gradients = [torch.zeros_like(output) for output in self._outputs]
+            with torch.autocast(self._outputs[0].device.type, enabled=False):
+                self._gradients, self._run_backward = tape.record(self._record_backward)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+            self._live = []
+
+    def _record_forward(self) -> list[Tensor]:
+        args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
+        out = self._forward(*args, **kwargs)
+        leaves, self._out_structure = pytree.tree_flatten(out)
+        self._out_leaves = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._live = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [leaf.detach() for leaf in self._live]
+
+    def _record_backward(self) -> list[Tensor]:
+        pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
+        outputs, gradients = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, self._carriers(), gradients, allow_unused=True)
+        self._reached = [i for i, gradient in enumerate(found) if gradient is not None]
+        if not self._reached:
+            raise RuntimeError("no trained parameter is reached")
+        return [gradient for gradient in found if gradient is not None]
+
+    def _carriers(self) -> list[Tensor]:
+        return [carrier for slot in self._slots for carrier in slot.carriers]
+
+    def replay(self, leaves: list[Any]) -> tuple[Any, _Pass]:
+        for mine, given in zip(self._inputs, leaves, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(given)
+        self._run_forward()
+        this_pass = _Pass()
+        carriers = self._carriers()
+        reached = [carriers[i] for i in self._reached]
+        anchor = torch.zeros((), device=reached[0].device, requires_grad=True)
+        copies = iter(_Replay.apply(anchor, self, this_pass, reached, *self._outputs))
+        out = [next(copies) if leaf is _A_TENSOR else leaf for leaf in self._out_leaves]
+        return pytree.tree_unflatten(out, self._out_structure), this_pass
+
+    def backward(self, gradients: Sequence[Tensor], reached: Sequence[Tensor]) -> None:
+        """Per-sample gradients of `gradients` (of the outputs) into the carriers."""
+        for mine, given in zip(self._output_gradients, gradients, strict=True):
+            mine.copy_(given)
+        self._run_backward()
+        for carrier, gradient in zip(reached, self._gradients, strict=True):
+            carrier.grad = gradient if carrier.grad is None else carrier.grad + gradient
+
+
+class _Replay(torch.autograd.Function):
+    """Ties a replayed forward to its replayed backward. The outputs are copies: the next replay writes over its own."""
+
+    @staticmethod
+    @fixed_signature
+    def forward(
+        ctx: Any, anchor: Tensor, recording: _Recording, this_pass: _Pass, reached: list[Tensor], *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.recording, ctx.this_pass, ctx.reached = recording, this_pass, reached
+        return tuple(output.clone() for output in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        if ctx.this_pass.done:
+            raise PrivacyError("cuda_graphs: backward was called twice for one forward; set cuda_graphs=False for that")
+        ctx.this_pass.done = True
+        ctx.recording.backward(gradients, ctx.reached)
+        return (None,) * (4 + len(gradients))
+
+
+def _signature(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,137 @@
+"""Recorded forwards against plain ones, on a CPU: a tape that computes anew in place stands in for CUDA graphs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, PrivacyError
+from lsg.methods import Method
+
+
+class AgainTape:
+    """Runs a function again and writes its results over the old ones, as a replayed graph does."""
+
+    replays = 0
+
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        results = run()
+
+        def replay() -> None:
+            AgainTape.replays += 1
+            with torch.enable_grad():
+                again = run()
+            for old, new in zip(results, again, strict=True):
+                old.copy_(new)
+
+        return results, replay
+
+
+class BrokenTape:
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    def use(kind: type) -> None:
+        AgainTape.replays = 0
+        monkeypatch.setattr("lsg.layers.recorder.CudaTape", kind)
+        monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
+        # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.
+        monkeypatch.setattr("lsg.subspace.refresh.Refresh._record", lambda self, sparsity: None)
+
+    return use
+
+
+def make(method: Method, perf: PerfConfig) -> tuple[PrivacyEngine, nn.Module, Any, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 3))
+    engine = PrivacyEngine()
+    data = TensorDataset(torch.randn(64, 12), torch.randint(0, 3, (64,)))
+    return engine, *engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=32, generator=torch.Generator().manual_seed(1)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method=method,
+        max_physical_batch_size=8,
+        noise_generator=torch.Generator().manual_seed(2),
+        perf=perf,
+    )
+
+
+def train(method: Method, perf: PerfConfig) -> Tensor:
+    _, model, optimizer, loader = make(method, perf)
+    for _ in range(3):
+        for x, y in loader:
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("method", [DPSGD(), LSG(rank=2, sparsity=0.5)])
+def test_recorded_training_equals_plain_training(method: Method, tape: Callable[[type], None]) -> None:
+    wanted = train(method, PerfConfig())
+    tape(AgainTape)
+    found = train(method, PerfConfig(cuda_graphs=True))
+    assert AgainTape.replays > 10
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_outputs_of_an_earlier_micro_batch_are_not_written_over(tape: Callable[[type], None]) -> None:
+    tape(AgainTape)
+    _, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))
+    kept = []
+    for _ in range(4):
+        out = model(torch.randn(8, 12))
+        kept.append((out, out.detach().clone()))
+        out.sum().backward()
+        optimizer.step()
+    assert AgainTape.replays
+    for out, copy in kept:
+        assert torch.equal(out, copy)
+
+
+def test_a_forward_before_the_last_ones_backward_does_not_disturb_it(tape: Callable[[type], None]) -> None:
+    tape(AgainTape)
+    engine, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))
+    x, other = torch.randn(8, 12), torch.randn(8, 12)
+    for _ in range(3):  # seen, recorded, replayed
+        model(x).square().sum().backward()
+        wanted = engine.per_sample_gradients()["0.weight"].clone()  # type: ignore[union-attr]
+        optimizer.zero_grad()
+    first = model(x).square().sum()
+    second = model(other).square().sum()
+    first.backward()
+    torch.testing.assert_close(engine.per_sample_gradients()["0.weight"], wanted)
+    optimizer.zero_grad()
+    del second
+    model(x).square().sum().backward()
+    model(x).square().sum().backward()  # adds up, in memory of its own
+    torch.testing.assert_close(engine.per_sample_gradients()["0.weight"], 2 * wanted)
+
+
+def test_a_second_backward_is_refused(tape: Callable[[type], None]) -> None:
+    tape(AgainTape)
+    _, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))
+    for _ in range(3):
+        loss = model(torch.ones(8, 12)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.zero_grad()
+    with pytest.raises(PrivacyError, match="twice"):
+        loss.backward()
+
+
+def test_a_model_that_cannot_be_recorded_trains_as_usual(tape: Callable[[type], None]) -> None:
+    wanted = train(DPSGD(), PerfConfig())
+    tape(BrokenTape)
+    with pytest.warns(UserWarning, match="cannot be recorded"):
+        found = train(DPSGD(), PerfConfig(cuda_graphs=True))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
