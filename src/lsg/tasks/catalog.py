@@ -1,0 +1,107 @@
+"""Every task that can be trained by name: --task and --data come in, `TaskData` comes out."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Images, TaskData
+from lsg.tasks.digits import digits
+from lsg.tasks.readers.cifar import read_cifar10
+from lsg.tasks.readers.columns import WantedColumns
+from lsg.tasks.readers.glue import GLUE, read_glue
+from lsg.tasks.readers.idx import read_fashion_mnist
+from lsg.tasks.readers.image_folder import read_image_folder
+from lsg.tasks.readers.text import read_text_task
+
+
+@dataclass(frozen=True)
+class Task:
+    """One entry of the catalog. read: takes --data, None where it was not given, and the columns that were named."""
+
+    name: str
+    kind: Literal["text", "image"]
+    title: str
+    read: Callable[[str | None, WantedColumns], TaskData] = field(repr=False)
+
+
+def load_task(
+    task: str,
+    data: str | None = None,
+    *,
+    text_column: str | None = None,
+    pair_column: str | None = None,
+    label_column: str | None = None,
+) -> TaskData:
+    """Read a task's training and evaluation data.
+
+    task: a name of TASKS. data: a local path or a hub name; None takes the task's own source. The columns are those of
+    --task text; None is guessed from common names. Anything wrong with the data is a `ConfigurationError` of one line
+    that names the file and the line or row.
+    """
+    if task not in TASKS:
+        close = difflib.get_close_matches(task.lower(), TASKS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ConfigurationError(f"--task '{task}' is not known{hint}; it must be one of {', '.join(TASKS)}")
+    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column))
+
+
+def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None, WantedColumns], TaskData]:
+    """For a task that has no columns to choose."""
+
+    def read_without(data: str | None, wanted: WantedColumns) -> TaskData:
+        if wanted.named:
+            raise ConfigurationError("--text-column, --pair-column and --label-column are for --task text alone")
+        return read(data)
+
+    return read_without
+
+
+def _read_text(data: str | None, wanted: WantedColumns) -> TaskData:
+    if data is None:
+        raise ConfigurationError(
+            "--task text needs --data: a TSV, CSV, JSONL or Parquet file, a folder of train.* and dev.*, or a hub name"
+        )
+    return read_text_task(data, wanted)
+
+
+def _read_images(data: str | None) -> TaskData:
+    if data is None:
+        raise ConfigurationError("--task images needs --data: a folder with train/CLASS/*.png and val/CLASS/*.png")
+    return read_image_folder(data)
+
+
+def _read_digits(data: str | None) -> TaskData:
+    if data is not None:
+        raise ConfigurationError(f"--data {data}: --task digits reads scikit-learn's own images and takes no data")
+    bundle = digits()
+    train = Images(_bytes(bundle.train_images), bundle.train_labels)
+    test = Images(_bytes(bundle.test_images), bundle.test_labels)
+    return TaskData(train, {"test": test}, tuple("0123456789"), "scikit-learn digits")
+
+
+def _bytes(pixels: Tensor) -> Tensor:
+    """From [0, 1]; the 17 shades of these images stay distinct."""
+    return (255 * pixels).round().to(torch.uint8)
+
+
+def _catalog(*tasks: Task) -> dict[str, Task]:
+    return {task.name: task for task in tasks}
+
+
+TASKS = _catalog(
+    Task("sst2", "text", "SST-2: is a sentence about a film positive?", _own_columns(partial(read_glue, GLUE["sst2"]))),
+    Task("qnli", "text", "QNLI: does a sentence answer a question?", _own_columns(partial(read_glue, GLUE["qnli"]))),
+    Task("qqp", "text", "QQP: do two questions ask the same?", _own_columns(partial(read_glue, GLUE["qqp"]))),
+    Task("mnli", "text", "MNLI: does one sentence entail another?", _own_columns(partial(read_glue, GLUE["mnli"]))),
+    Task("text", "text", "Your texts or pairs of texts", _read_text),
+    Task("cifar10", "image", "CIFAR-10: colour images of ten things", _own_columns(read_cifar10)),
+    Task("fashion-mnist", "image", "Fashion-MNIST: grey images of clothes", _own_columns(read_fashion_mnist)),
+    Task("digits", "image", "scikit-learn's handwritten digits, no download", _own_columns(_read_digits)),
+    Task("images", "image", "Your images, a folder a class", _own_columns(_read_images)),
+)

@@ -1,0 +1,111 @@
+"""Anyone's images: a folder with a folder a class comes in, with or without train and val folders above them.
+
+All images must have one size: how to resize or crop is a choice that belongs to whoever prepares the data.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Images, TaskData
+from lsg.tasks.readers.columns import listed
+from lsg.tasks.readers.files import local_path, require_folder
+from lsg.tasks.readers.records import held_out
+
+EVALUATION_PARTS = ("val", "validation", "valid", "dev", "test")  # the first that is there is the evaluation data
+# No other decoder is tried, whatever a file claims to be. Other files, such as notes, are left alone.
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM", ".gif": "GIF"}
+DEEP_MODES = ("I", "F")  # more than 8 bits a pixel, which conversion to RGB would cut off
+
+
+def read_image_folder(data: str) -> TaskData:
+    folder = local_path(data)
+    if folder is None:
+        raise ConfigurationError(f"--data {data}: no such folder")
+    require_folder(folder, "images")
+    if (folder / "train").is_dir():
+        return _from_parts(folder)
+    names = _classes(folder)
+    files = _files(folder, names)
+    images = _read(files, _size(files[0][0]))
+    training, evaluation = held_out(len(images), str(folder))
+    return TaskData(images.take(training), {"held-out": images.take(evaluation)}, names, str(folder))
+
+
+def _from_parts(folder: Path) -> TaskData:
+    part = next((part for part in EVALUATION_PARTS if (folder / part).is_dir()), None)
+    if part is None:
+        raise ConfigurationError(f"{folder}: besides train, it has none of the folders {', '.join(EVALUATION_PARTS)}")
+    names = _classes(folder / "train")
+    for name in _folders(folder / part):
+        if name not in names:
+            raise ConfigurationError(f"{folder / part / name}: a class that {folder / 'train'} does not have")
+    training, evaluation = _files(folder / "train", names), _files(folder / part, names)
+    size = _size(training[0][0])
+    return TaskData(_read(training, size), {part: _read(evaluation, size)}, names, str(folder))
+
+
+def _folders(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = _folders(folder)
+    if len(names) < 2:
+        raise ConfigurationError(
+            f"{folder}: needs a folder for each of two or more classes; it has {listed(names) or 'none'}"
+        )
+    for name in names:
+        if not _images(folder / name):
+            raise ConfigurationError(f"{folder / name}: no images ({', '.join(FORMATS)}) in this class")
+    return names
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in FORMATS and not path.name.startswith("."))
+
+
+def _files(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """Each image with its class."""
+    files = [(path, number) for number, name in enumerate(names) for path in _images(folder / name)]
+    if not files:
+        raise ConfigurationError(f"{folder}: no images ({', '.join(FORMATS)}) in its class folders")
+    return files
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """(height, width)"""
+    height, width, _ = _decode(path).shape
+    return height, width
+
+
+def _read(files: list[tuple[Path, int]], size: tuple[int, int]) -> Images:
+    pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
+    for row, (path, _) in enumerate(files):
+        image = _decode(path)
+        if image.shape[:2] != size:
+            raise ConfigurationError(
+                f"{path}: {image.shape[1]} x {image.shape[0]} pixels, where the first image has {size[1]} x {size[0]}; "
+                "all must have one size"
+            )
+        pixels[row] = image.transpose(2, 0, 1)
+    return Images(torch.from_numpy(pixels), torch.tensor([number for _, number in files]))
+
+
+def _decode(path: Path) -> np.ndarray:
+    """(height, width, 3) uint8."""
+    try:
+        with Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
+            if image.mode.startswith(DEEP_MODES):
+                raise ConfigurationError(f"{path}: more than 8 bits a pixel ({image.mode}); convert it to 8 bits")
+            return np.asarray(image.convert("RGB"))
+    except UnidentifiedImageError:
+        raise ConfigurationError(f"{path}: not an image, or a corrupt one") from None
+    # SyntaxError is what Pillow raises for a broken PNG chunk.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{path}: a corrupt image ({error})") from None

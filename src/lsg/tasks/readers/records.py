@@ -1,0 +1,93 @@
+"""From a table to labelled texts: every text is one, and every label is known, or the row that is wrong is named.
+
+How many classes there are, and their names, is taken to be public: it is read from the data and no noise covers it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Texts
+from lsg.tasks.readers.tables import Table
+
+HELD_OUT_SEED = 0  # the split is the data's, the same for every --seed
+MAX_CLASSES = 1000  # more are not classes but numbers or texts
+
+
+def texts_of(table: Table, labels: Sequence[str], *, pair_may_be_empty: bool = False) -> Texts:
+    """labels: as they stand in the table, the first one's class being 0."""
+    pair = table.columns.pair
+    texts = _checked(table, table.columns.text)
+    pairs = None if pair is None else _checked(table, pair, may_be_empty=pair_may_be_empty)
+    return Texts(texts, pairs, _classes(table, labels))
+
+
+def label_names(table: Table) -> tuple[str, ...]:
+    """The distinct labels: numbers in numeric, words in alphabetic order."""
+    names = set(_written_labels(table))
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise ConfigurationError(
+            f"{table.source}: column '{table.columns.label}' holds {len(names):,} different labels in "
+            f"{len(table.numbers):,} rows; between 2 and {MAX_CLASSES:,} can be learnt"
+        )
+    return tuple(sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names))
+
+
+def held_out(count: int, source: str) -> tuple[list[int], list[int]]:
+    """(training, evaluation) rows, in order: for data that comes in one part, a fixed tenth is kept for evaluation."""
+    if count < 2:
+        raise ConfigurationError(f"{source}: {count} record, too few to hold some out for evaluation")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(HELD_OUT_SEED)).tolist()
+    size = max(1, round(count / 10))
+    return sorted(order[size:]), sorted(order[:size])
+
+
+def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> list[str]:
+    values = table.values[column]
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, str):
+            raise ConfigurationError(f"{table.place(row)}: '{column}' is {_short(value)}, not a text")
+        if not may_be_empty and (value is None or not value.strip()):
+            raise ConfigurationError(f"{table.place(row)}: '{column}' is empty")
+    return [value or "" for value in values] if may_be_empty else values
+
+
+def _classes(table: Table, labels: Sequence[str]) -> Tensor:
+    known = {label: number for number, label in enumerate(labels)}
+    classes = []
+    for row, label in enumerate(_written_labels(table)):
+        if label not in known:
+            raise ConfigurationError(f"{table.place(row)}: label '{label}' is not one of {_some(labels)}")
+        classes.append(known[label])
+    return torch.tensor(classes, dtype=torch.int64)
+
+
+def _written_labels(table: Table) -> list[str]:
+    """As words, whatever the format: those without types write the number 1 as "1"."""
+    labels = []
+    for row, value in enumerate(table.values[table.columns.label]):
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a column of integers that lacks one somewhere becomes one of floats
+        label = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if value is None or not label or label == "nan":
+            raise ConfigurationError(f"{table.place(row)}: '{table.columns.label}' is empty")
+        if not isinstance(value, (str, int)):
+            raise ConfigurationError(f"{table.place(row)}: label {_short(value)} is neither an integer nor a word")
+        labels.append(label)
+    return labels
+
+
+def _is_integer(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _some(names: Sequence[str], limit: int = 10) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
