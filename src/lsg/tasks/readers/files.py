@@ -14,8 +14,8 @@ def local_path(data: str) -> Path | None:
     try:
         if path.exists():
             return path
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--data {data!r} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"--data {data}: cannot be read ({error.strerror})") from None
     if HUB_NAME.fullmatch(data):
         return None
     raise ConfigurationError(f"--data {data}: no such file or folder")
