@@ -1,6 +1,7 @@
 """Recorded forwards against plain ones, on a CPU: a tape that computes anew in place stands in for CUDA graphs."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ class AgainTape:
 
     replays = 0
 
+    def rehearsal(self) -> Any:
+        return nullcontext()
+
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         results = run()
 
@@ -31,7 +35,7 @@ class AgainTape:
         return results, replay
 
 
-class BrokenTape:
+class BrokenTape(AgainTape):
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -43,7 +47,7 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         monkeypatch.setattr("lsg.layers.recorder.CudaTape", kind)
         monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
         # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.
-        monkeypatch.setattr("lsg.subspace.refresh.Refresh._record", lambda self, sparsity: None)
+        monkeypatch.setattr("lsg.subspace.refresh.Refresh._record", lambda self, sparsity: self._run(sparsity))
 
     return use
 

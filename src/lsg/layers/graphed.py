@@ -8,7 +8,8 @@ forward runs as usual.
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,9 @@ _A_TENSOR = object()  # stands for one among what a model returned
 class Tape(Protocol):
     """Records what a function does with tensors; returns its results and a way to compute them again in place."""
 
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Around a run before the recording, in which libraries do what they do once."""
+
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]: ...
 
 
@@ -35,10 +39,32 @@ class CudaTape:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """On a stream of its own. Models that ask whether they are being recorded (transformers builds other attention
+        masks then, which take other kernels) are told so already. Random numbers drawn here are given back.
+        """
+        drawn, asked = torch.cuda.get_rng_state(), torch.cuda.is_current_stream_capturing
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        torch.cuda.is_current_stream_capturing = lambda: True
+        try:
+            with torch.cuda.stream(aside):
+                yield
+        finally:
+            torch.cuda.is_current_stream_capturing = asked
+            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.set_rng_state(drawn)
+
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            results = run()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                results = run()
+        except RuntimeError:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # PyTorch's generator waits for a recording that succeeds
+                torch.ones((), device="cuda").add_(1)
+            raise
         return results, graph.replay
 
 
@@ -117,10 +143,11 @@ class _Recording:
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # a cached cast would belong to no recording
         try:
+            with tape.rehearsal():
+                self._output_gradients = [torch.zeros_like(output) for output in self._record_forward()]
+                self._record_backward()
             self._outputs, self._run_forward = tape.record(self._record_forward)
-            self._output_gradients = [torch.zeros_like(output) for output in self._outputs]
-            with torch.autocast(self._outputs[0].device.type, enabled=False):
-                self._gradients, self._run_backward = tape.record(self._record_backward)
+            self._gradients, self._run_backward = tape.record(self._record_backward)
         finally:
             torch.set_autocast_cache_enabled(cached)
             self._live = []
@@ -136,7 +163,8 @@ class _Recording:
     def _record_backward(self) -> list[Tensor]:
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, gradients = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, self._carriers(), gradients, allow_unused=True)
+        with torch.autocast(outputs[0].device.type, enabled=False):  # as a backward outside of autocast's block
+            found = torch.autograd.grad(outputs, self._carriers(), gradients, allow_unused=True)
         self._reached = [i for i, gradient in enumerate(found) if gradient is not None]
         if not self._reached:
             raise RuntimeError("no trained parameter is reached")

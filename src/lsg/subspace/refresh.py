@@ -35,9 +35,10 @@ class Refresh:
         if self._graph is not None and sparsity == self._graph_sparsity:
             self._graph.replay()
             return False
-        self._run(sparsity)
         if self._wants_graph:
             self._record(sparsity)
+        else:
+            self._run(sparsity)
         return bool(self._stacks)
 
     @torch.no_grad()
@@ -53,6 +54,7 @@ class Refresh:
         """Record the kernels of this sparsity; what they write to is what the slots read from then on."""
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
+        before = self._generator.get_state()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -60,6 +62,7 @@ class Refresh:
         torch.cuda.current_stream().wait_stream(aside)
         with torch.cuda.graph(graph, stream=aside):
             self._run(sparsity)
+        self._generator.set_state(before)  # as if nothing had been drawn yet: the same subspaces as without recording
         graph.replay()
         self._graph, self._graph_sparsity = graph, sparsity
 
