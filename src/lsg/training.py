@@ -6,7 +6,7 @@ It prints nothing and knows no data set; `on_step` and `on_epoch` are where a pr
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Epoch:
         noise, so it is not private: look at it, do not publish it with the model.
     score: what `evaluate` returned, or None without it.
     seconds: spent in training steps; neither evaluation nor accounting counts.
+    samples: that the epoch drew. lr: the learning rate of the epoch's last step.
     """
 
     number: int
@@ -39,6 +40,23 @@ class Epoch:
     loss: float
     score: float | None
     seconds: float
+    samples: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a loop stands, for going on later: whole epochs, all steps, and what the epoch in progress has summed up.
+
+    Plain numbers, which a JSON file keeps exactly. What else a continuation needs is the engine's state.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    lr: float = 0.0
 
 
 def classification_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -59,47 +77,74 @@ def train(
     evaluate: Callable[[nn.Module], float] | None = None,
     on_step: Callable[[int], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    start: Progress | None = None,
+    save: Callable[[Progress], None] | None = None,
+    save_every: int = 0,
 ) -> list[Epoch]:
-    """Train for `epochs` epochs; returns their records, oldest first.
+    """Train until `epochs` epochs are done; returns the records of those trained here, oldest first.
 
     loss: (model, batch) -> the mean loss of a batch, as `loss_reduction="mean"` of the engine expects.
     evaluate: called after each epoch with the model in eval mode and gradients off.
     on_step: called after each logical step that had samples, with their number so far.
+    start: where to go on; the engine's state must be the one of that moment.
+    save: called after each epoch, and within one after every `save_every` steps (0: never), with where the loop stands.
     """
     if epochs < 1:
         raise ConfigurationError(f"epochs={epochs} must be at least 1")
     history: list[Epoch] = []
-    steps = 0
-    for number in range(1, epochs + 1):
-        model.train()
-        total = torch.zeros((), dtype=torch.float64)
-        samples = 0
-        started = time.perf_counter()
-        for batch in loader:
-            value = loss(model, batch)
-            value.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            size = len(batch[0]) if isinstance(batch, list | tuple) else len(next(iter(batch.values())))
-            total += value.detach().double().cpu() * size
-            samples += size
-            if optimizer.stepped:
-                steps += 1
-                if on_step is not None:
-                    on_step(steps)
-        seconds = time.perf_counter() - started
-        epoch = Epoch(
-            number=number,
-            steps=steps,
+    now = start or Progress()
+    while now.epochs < epochs:
+        now, epoch = _epoch(model, optimizer, loader, now, loss=loss, on_step=on_step, save=save, save_every=save_every)
+        record = replace(
+            epoch,
             epsilon=engine.get_epsilon(delta),
-            loss=total.item() / samples if samples else math.nan,
             score=None if evaluate is None else _evaluated(model, evaluate),
-            seconds=seconds,
         )
-        history.append(epoch)
+        history.append(record)
         if on_epoch is not None:
-            on_epoch(epoch)
+            on_epoch(record)
+        if save is not None:
+            save(now)
     return history
+
+
+def _epoch(
+    model: nn.Module,
+    optimizer: PrivateOptimizer,
+    loader: PrivateDataLoader,
+    now: Progress,
+    *,
+    loss: Loss,
+    on_step: Callable[[int], None] | None,
+    save: Callable[[Progress], None] | None,
+    save_every: int,
+) -> tuple[Progress, Epoch]:
+    """The rest of the epoch in progress: where the loop stands after it, and its record but for epsilon and score."""
+    model.train()
+    steps, samples, lr = now.steps, now.samples, now.lr
+    total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
+    started = time.perf_counter() - now.seconds
+    for batch in loader:
+        value = loss(model, batch)
+        value.backward()
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+        size = len(batch[0]) if isinstance(batch, list | tuple) else len(next(iter(batch.values())))
+        total = total + value.detach().double() * size
+        samples += size
+        if optimizer.stepped:
+            steps += 1
+            if on_step is not None:
+                on_step(steps)
+            if save is not None and save_every and steps % save_every == 0:
+                seconds = time.perf_counter() - started
+                save(Progress(now.epochs, steps, float(total), samples, seconds, lr))
+                started = time.perf_counter() - seconds  # saving is not training
+    mean = float(total) / samples if samples else math.nan  # waits for the device
+    seconds = time.perf_counter() - started
+    record = Epoch(now.epochs + 1, steps, math.nan, mean, None, seconds, samples, lr)
+    return Progress(now.epochs + 1, steps, lr=lr), record
 
 
 @torch.no_grad()

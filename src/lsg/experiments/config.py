@@ -23,12 +23,12 @@ class RunConfig:
     epsilon, noise_multiplier: exactly one of them, neither for non-private.
     lr_schedule: "linear" decays to 0; "steps" divides by 5 at 30, 60 and 80 % of the steps (RGP's CIFAR-10 code).
     trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
-        does; "all" trains everything, "head" the last layer.
+        does; "all" trains everything, "head" the classification head alone.
     head_scale: factor on the head's per-sample gradients before clipping (RGP: 0.1 for text).
     train_limit: use that many training records only, the same ones for every seed. 0 uses all.
     validation: hold out that many of the training records and score on them, not on the task's evaluation data: for
         tuning. 0 scores on the evaluation data.
-    max_physical_batch_size, precision, device, compile: how it is computed; none of them changes a guarantee.
+    max_physical_batch_size, precision, device, compile, cuda_graphs: how it is computed; none changes a guarantee.
     """
 
     task: str
@@ -49,6 +49,7 @@ class RunConfig:
     lr_schedule: str = "linear"
     momentum: float = 0.9
     weight_decay: float = 0.0
+    adam_eps: float = 1e-6
     batch_size: int = 2000
     epochs: int = 20
     trainable: str = "paper"
@@ -61,6 +62,7 @@ class RunConfig:
     precision: str = "fp32"
     device: str = "auto"
     compile: bool = False
+    cuda_graphs: bool = False
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None
@@ -76,16 +78,16 @@ class RunConfig:
             ("clipping", ("flat", "per_layer", "automatic")),
         ):
             if getattr(self, name) not in known:
-                raise ConfigurationError(f"{_option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
-        for name in ("lr", "max_grad_norm", "head_scale"):
+                raise ConfigurationError(f"{option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
+        for name in ("lr", "max_grad_norm", "head_scale", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be positive and finite")
+                raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be at least 1")
+                raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
         for name in ("train_limit", "validation", "seed", "weight_decay", "momentum"):
             if getattr(self, name) < 0:
-                raise ConfigurationError(f"{_option(name)} {getattr(self, name)} must be 0 or more")
+                raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more")
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"--delta {self.delta} must lie between 0 and 1")
         self._check_budget()
@@ -95,7 +97,7 @@ class RunConfig:
         given = [name for name in ("epsilon", "noise_multiplier") if getattr(self, name) is not None]
         if self.method == "non-private":
             if given:
-                raise ConfigurationError(f"{_option(given[0])}: --method non-private has no privacy budget")
+                raise ConfigurationError(f"{option(given[0])}: --method non-private has no privacy budget")
         elif len(given) != 1:
             raise ConfigurationError(
                 f"--method {self.method} needs --epsilon or --noise-multiplier, and not both: {len(given)} were given"
@@ -134,5 +136,5 @@ class RunConfig:
         return cls(**values)
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
     return "--" + name.replace("_", "-")

@@ -1,0 +1,52 @@
+"""Settings of a run as a file: TOML or YAML in, TOML out. A file holds RunConfig's fields, one a line."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from lsg.errors import ConfigurationError
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings that a file names. Whether they are known and of the right type is RunConfig's to say."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigurationError(f"--config {path}: cannot be read ({reason})") from None
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(path, text)
+    raise ConfigurationError(f"--config {path}: must end in .toml, .yaml or .yml")
+
+
+def to_toml(settings: dict[str, Any]) -> str:
+    return "".join(f"{key} = {_toml_value(value)}\n" for key, value in settings.items())
+
+
+def _yaml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigurationError(f"--config {path}: YAML needs the package PyYAML; TOML needs none") from None
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"{path}: must hold 'name: value' lines")
+    return {str(key): value for key, value in settings.items() if value is not None}
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, str):
+        # JSON escapes as TOML does, but for the one control character that JSON lets pass.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,111 @@
+"""The output folder of a run: every file is written whole or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.experiments.config import RunConfig, option
+from lsg.experiments.config_file import read_settings, to_toml
+
+_UNFINISHED = ".partial"  # a file or folder while it is being written
+
+
+class RunFolder:
+    """One run's files. `checkpoint` and `tensorboard` are folders that others write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint"
+        self.tensorboard = path / "tensorboard"
+
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise ConfigurationError(f"--output {self.path}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"--output {self.path}: cannot write into {existing}")
+        if not self.path.exists() or all(entry.name.endswith(_UNFINISHED) for entry in self.path.iterdir()):
+            return
+        if not (self.path / "config.toml").is_file():
+            raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no run of lsg train")
+        if not resume:
+            raise ConfigurationError(
+                f"--output {self.path} holds a run already: go on with it by --resume, or choose another folder"
+            )
+        self._check_same(config)
+
+    def _check_same(self, config: RunConfig) -> None:
+        begun, wanted = read_settings(self.path / "config.toml"), config.to_dict()
+        differing = [key for key in sorted(begun.keys() | wanted.keys()) if begun.get(key) != wanted.get(key)]
+        if differing:
+            told = ", ".join(f"{option(key)} {begun.get(key)} (now {wanted.get(key)})" for key in differing)
+            raise ConfigurationError(f"--resume: the run in {self.path} was begun with {told}")
+
+    def create(self, config: RunConfig) -> None:
+        with _naming(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "config.toml").is_file():
+            self._write("config.toml", to_toml(config.to_dict()))
+
+    def result(self) -> dict[str, Any] | None:
+        """What a complete run left, None of one that is not complete."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        self._write("metrics.jsonl", "".join(_json(row) + "\n" for row in rows))
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        self._write(name, _json(value, indent=2) + "\n")
+
+    def write_model(self, save: Callable[[Path], None]) -> None:
+        """save: writes into a folder that it makes itself."""
+        target, partial = self.path / "model", self.path / ("model" + _UNFINISHED)
+        with _naming(target):
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                save(partial)
+                shutil.rmtree(target, ignore_errors=True)
+                partial.replace(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def drop_checkpoint(self) -> None:
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+
+    def _write(self, name: str, text: str) -> None:
+        target, partial = self.path / name, self.path / (name + _UNFINISHED)
+        with _naming(target):
+            try:
+                with partial.open("w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing (a full disk, say) name the file, which neither Python nor safetensors does by itself."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path} ({error})") from error
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)

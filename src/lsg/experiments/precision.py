@@ -1,0 +1,40 @@
+"""How numbers are computed, by name: fp32, tf32 or bf16. Sums, clipping and noise are float32 in all of them."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from lsg.errors import ConfigurationError
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigurationError(f"--device {name} cannot be used ({str(error).splitlines()[0]})") from None
+    return device
+
+
+@contextlib.contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """Tensor cores for float32 products, unless the name is fp32. What was set before is set again afterwards."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
+    torch.backends.cudnn.allow_tf32 = name != "fp32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+def autocast(name: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Around a model's forward."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if name == "bf16" else nullcontext()

@@ -1,0 +1,148 @@
+"""From a configuration to what a run trains: data encoded on a device, a seeded model, an optimizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lsg.errors import ConfigurationError
+from lsg.experiments.config import RunConfig
+from lsg.experiments.listener import Listener
+from lsg.tasks.data import Images, Records, TaskData, Texts
+from lsg.tasks.encoded import Encoded, encode_images, encode_texts
+from lsg.tasks.models import ImageShape, load_image_model, load_text_model, load_tokenizer, select_trained
+
+SPLIT_SEED = 0  # of train_limit and validation: the same records for every seed of a run
+# Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
+# hand, which is private.
+NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+}
+PLAIN_NORMALISATION = ((0.5,), (0.5,))
+_KEPT = 2  # data sets, encoded, for the next run of this process
+_CACHE: dict[tuple[Any, ...], "Prepared"] = {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Encoded data. tokenizer: of texts; shape: of images."""
+
+    train: Encoded
+    evaluation: dict[str, Encoded]
+    label_names: tuple[str, ...]
+    source: str
+    tokenizer: Any | None
+    shape: ImageShape | None
+
+
+def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> Prepared:
+    """The task's data, with `train_limit` and `validation` applied."""
+    columns = (config.text_column, config.pair_column, config.label_column)
+    key = (config.task, config.data, columns, config.model, config.max_length, device)
+    if key not in _CACHE:
+        encoded = _encode(config, _read(config), device, listener)
+        while len(_CACHE) >= _KEPT:
+            del _CACHE[next(iter(_CACHE))]
+        _CACHE[key] = encoded
+    return _split(_CACHE[key], config)
+
+
+def _read(config: RunConfig) -> TaskData:
+    from lsg.tasks.catalog import load_task
+
+    return load_task(
+        config.task,
+        config.data,
+        text_column=config.text_column,
+        pair_column=config.pair_column,
+        label_column=config.label_column,
+    )
+
+
+def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: Listener) -> Prepared:
+    parts = {"train": data.train, **data.evaluation}
+    for name, part in parts.items():
+        if not len(part):
+            raise ConfigurationError(f"{data.source}: its part '{name}' has no records")
+    if isinstance(data.train, Images):
+        shape = ImageShape(len(data.label_names), *data.train.pixels.shape[1:])
+        mean, deviation = NORMALISATION.get(config.task, PLAIN_NORMALISATION)
+        train, *rest = (encode_images(_images(part), mean, deviation, device) for part in parts.values())
+        return Prepared(
+            train, dict(zip(data.evaluation, rest, strict=True)), data.label_names, data.source, None, shape
+        )
+    tokenizer = load_tokenizer(config.model)
+    if config.max_length > tokenizer.model_max_length:
+        raise ConfigurationError(
+            f"--max-length {config.max_length} is more than the {tokenizer.model_max_length} tokens that --model "
+            f"{config.model} can read"
+        )
+    encoded = {}
+    for name, part in parts.items():
+        count = len(part)
+        listener.note(f"tokenizing {count:,} texts of '{name}'")
+        encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device)
+    return Prepared(encoded.pop("train"), {**encoded}, data.label_names, data.source, tokenizer, None)
+
+
+def _images(part: Records) -> Images:
+    assert isinstance(part, Images)
+    return part
+
+
+def _texts(part: Records) -> Texts:
+    assert isinstance(part, Texts)
+    return part
+
+
+def _split(data: Prepared, config: RunConfig) -> Prepared:
+    records, wanted = len(data.train), config.validation + max(config.train_limit, 1)
+    if wanted > records:
+        raise ConfigurationError(
+            f"--validation {config.validation} and --train-limit {config.train_limit} need {wanted:,} training "
+            f"records, and {data.source} has {records:,}"
+        )
+    if not config.validation and not config.train_limit:
+        return data
+    order = torch.randperm(records, generator=torch.Generator().manual_seed(SPLIT_SEED))
+    held_out, rest = order[: config.validation], order[config.validation :]
+    train = data.train.take((rest[: config.train_limit] if config.train_limit else rest).sort().values)
+    evaluation = {"validation": data.train.take(held_out)} if config.validation else data.evaluation
+    return Prepared(train, evaluation, data.label_names, data.source, data.tokenizer, data.shape)
+
+
+def prepare_model(config: RunConfig, data: Prepared, device: torch.device, listener: Listener) -> nn.Module:
+    """On the device, with its trained parameters chosen. New weights follow from the seed."""
+    torch.manual_seed(config.seed)
+    model: Any
+    if data.shape is not None:
+        model = load_image_model(config.model, data.shape)
+    else:
+        assert data.tokenizer is not None
+        model, new = load_text_model(config.model, data.label_names)
+        if new:
+            listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = data.tokenizer.pad_token_id
+        rows = model.get_input_embeddings().num_embeddings
+        if len(data.tokenizer) > rows:
+            raise ConfigurationError(
+                f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
+            )
+    select_trained(model, config.trainable)
+    model.to(device)
+    if data.shape is not None and device.type == "cuda":
+        model.to(memory_format=torch.channels_last)
+    return model
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    fused = trained[0].is_cuda
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
+    return torch.optim.AdamW(trained, lr=config.lr, eps=config.adam_eps, weight_decay=config.weight_decay, fused=fused)

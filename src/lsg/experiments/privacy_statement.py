@@ -1,0 +1,112 @@
+"""The privacy statement of a run: what a release of its model may claim, in numbers and in words."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.experiments.config import RunConfig
+
+_NEIGHBOURS = "add or remove one record"
+_CLIPPING = {
+    "flat": "one L2 norm over all trained parameters",
+    "per_layer": "one L2 norm a parameter, thresholds whose squares add up to the square of max_grad_norm",
+    "automatic": "every sample scaled to the same L2 norm over all trained parameters",
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run did, as its engine counted it."""
+
+    epsilon: float
+    noise_multiplier: float
+    sample_rate: float
+    expected_batch_size: int
+    steps: int
+    records: int
+    noise_dimensions: int
+    trained_parameters: int
+
+
+def privacy_statement(config: RunConfig, spent: Spent, source: str, versions: dict[str, Any]) -> dict[str, Any]:
+    """What goes into privacy.json."""
+    private = math.isfinite(spent.epsilon)
+    return {
+        "statement": _statement(config, spent) if private else _no_statement(config),
+        "epsilon": spent.epsilon if private else None,
+        "delta": config.delta if private else None,
+        "neighbouring_relation": _NEIGHBOURS,
+        "accountant": config.accountant,
+        "noise_multiplier": spent.noise_multiplier,
+        "sampling": "Poisson: each record enters each step independently with probability sample_rate",
+        "sample_rate": spent.sample_rate,
+        "expected_batch_size": spent.expected_batch_size,
+        "steps": spent.steps,
+        "records": spent.records,
+        "clipping": config.clipping if config.method != "non-private" else None,
+        "clipping_meaning": _CLIPPING[config.clipping] if config.method != "non-private" else None,
+        "max_grad_norm": config.max_grad_norm if config.method != "non-private" else None,
+        "method": str(config.make_method()),
+        "noise_dimensions": spent.noise_dimensions,
+        "trained_parameters": spent.trained_parameters,
+        "model": config.model,
+        "data": source,
+        "seed": config.seed,
+        "caveats": _caveats(config) if private else [],
+        "versions": versions,
+    }
+
+
+def _statement(config: RunConfig, spent: Spent) -> str:
+    odds = math.exp(spent.epsilon)
+    times = f"{odds:.3g} times" if odds < 1000 else f"e^{spent.epsilon:.3g} times"
+    return (
+        f"This model was trained on {spent.records:,} records with ({_up(spent.epsilon)}, {config.delta:g})-"
+        "differential privacy. One record is one training example, and the guarantee is about adding it to the data or "
+        "removing it: whatever somebody computes from the released weights, its probability with the record in the "
+        f"data is at most {times} its probability without it, and the other way round, but for events of total probability "
+        f"{config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
+        f"{spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} records "
+        f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
+        f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
+        f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
+        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant."
+    )
+
+
+def _no_statement(config: RunConfig) -> str:
+    return (
+        f"This model has no privacy guarantee: it was trained with --method {config.method} without noise. Treat its "
+        "weights as you would treat the training data themselves."
+    )
+
+
+def _caveats(config: RunConfig) -> list[str]:
+    """What the numbers do not cover."""
+    caveats = [
+        "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
+        "at other runs on the same data, each of those runs spent privacy too, and that is not counted here.",
+        f"The random numbers came from seed {config.seed}, so that the run can be repeated. Whoever knows the seed can "
+        "compute the noise and take it off again: keep the seed secret or do not rely on the guarantee. They come "
+        "from torch's generator, which is not a cryptographic one.",
+        "The training loss in metrics.jsonl and tensorboard/ was computed from the training data without noise. It is "
+        "not private and must not be released with the model.",
+        "A checkpoint/ folder, if one is left, holds the random streams and the optimizer's state. Do not release it.",
+        "A record is one row of the training data. A person who contributed several rows is protected less, in "
+        "proportion to their number.",
+    ]
+    if config.validation:
+        caveats.append(
+            f"The score was computed on {config.validation:,} records held out of the training data, without noise. "
+            "The guarantee does not cover those records."
+        )
+    else:
+        caveats.append(
+            "The scores were computed on the evaluation data without noise. The guarantee does not cover those records."
+        )
+    return caveats
+
+
+def _up(epsilon: float) -> str:
+    """Rounded up: a statement must not promise more than was kept."""
+    return f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}"

@@ -1,0 +1,168 @@
+"""Data sets ready for a device: texts or images in, tensors on the device that answer a list of indices with one batch.
+
+Records are encoded once and stay on the device; a batch is a few indexing kernels, with no Python work for each record
+and no copy but that of the indices.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Images, Texts
+
+WIDTH_STEP = 16  # texts are padded to a multiple of it: few shapes to compile, and tensor cores like them
+_CHUNK = 4096  # texts tokenized at a time, between two reports of progress
+
+Indices = Sequence[int] | Tensor
+Batch = Any  # what a batch is depends on the model: a dict with "labels", or (images, labels)
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """ids, types (n, width) and labels (n,) on the device. lengths (n,) are on the host: loaders sort by them.
+
+    types: token type ids, None where the tokenizer makes none.
+    """
+
+    ids: Tensor
+    types: Tensor | None
+    labels: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitems__(self, indices: Indices) -> dict[str, Tensor]:
+        """One batch, as wide as its longest text needs. This is what torch's loaders call."""
+        chosen = torch.as_tensor(indices)
+        longest = int(self.lengths[chosen].max())
+        width = min(_rounded_up(longest), self.ids.shape[1])
+        rows = _on(self.ids.device, chosen)
+        lengths = _on(self.ids.device, self.lengths[chosen])
+        batch = {
+            "input_ids": self.ids[:, :width].index_select(0, rows).long(),
+            "attention_mask": (torch.arange(width, device=lengths.device) < lengths[:, None]).long(),
+        }
+        if self.types is not None:
+            batch["token_type_ids"] = self.types[:, :width].index_select(0, rows).long()
+        return batch | {"labels": self.labels.index_select(0, rows)}
+
+    def take(self, indices: Tensor) -> "EncodedTexts":
+        rows = indices.to(self.ids.device)
+        types = None if self.types is None else self.types[rows]
+        return EncodedTexts(self.ids[rows], types, self.labels[rows], self.lengths[indices])
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """pixels (n, channels, height, width) uint8 and labels (n,) on the device, normalised batch by batch.
+
+    mean, deviation: of each channel, constants that never come from the data that is trained on.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """One batch, in channels-last order on a GPU, where convolutions are faster with it."""
+        rows = _on(self.pixels.device, torch.as_tensor(indices))
+        images = (self.pixels.index_select(0, rows).float() / 255 - self.mean) / self.deviation
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images, self.labels.index_select(0, rows)
+
+    def take(self, indices: Tensor) -> "EncodedImages":
+        rows = indices.to(self.pixels.device)
+        return EncodedImages(self.pixels[rows], self.labels[rows], self.mean, self.deviation)
+
+
+Encoded = EncodedTexts | EncodedImages
+
+
+def encode_texts(
+    texts: Texts,
+    tokenizer: Any,
+    max_length: int,
+    device: torch.device,
+    report: Callable[[int], None] = lambda done: None,
+) -> EncodedTexts:
+    """Tokenize all texts, cut to `max_length` tokens. report: called with the number of texts done."""
+    wants_types = "token_type_ids" in tokenizer.model_input_names
+    ids: list[list[int]] = []
+    types: list[list[int]] = []
+    for start in range(0, len(texts), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        pairs = None if texts.pairs is None else texts.pairs[chunk]
+        made = tokenizer(
+            texts.texts[chunk],
+            pairs,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=wants_types,
+        )
+        ids += made["input_ids"]
+        types += made["token_type_ids"] if wants_types else []
+        report(len(ids))
+    lengths = torch.tensor([len(row) for row in ids], dtype=torch.long)
+    width = _rounded_up(int(lengths.max())) if len(lengths) else WIDTH_STEP
+    return EncodedTexts(
+        _matrix(ids, lengths, width, tokenizer.pad_token_id).to(device),
+        _matrix(types, lengths, width, 0).to(device) if wants_types else None,
+        texts.labels.to(device),
+        lengths,
+    )
+
+
+def encode_images(
+    images: Images, mean: tuple[float, ...], deviation: tuple[float, ...], device: torch.device
+) -> EncodedImages:
+    """One mean and deviation a channel, or one for all."""
+    channels = images.pixels.shape[1]
+    if {len(mean), len(deviation)} - {1, channels}:
+        raise ConfigurationError(f"{len(mean)} means and {len(deviation)} deviations for images of {channels} channels")
+    constants = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, deviation))
+    return EncodedImages(images.pixels.to(device), images.labels.to(device), *constants)
+
+
+def as_loader(data: Encoded, batch_size: int) -> DataLoader[Any]:
+    """For `PrivacyEngine`. The data set makes whole batches, so there is nothing to collate."""
+    return DataLoader(data, batch_size=batch_size, collate_fn=_as_is)  # type: ignore[arg-type]
+
+
+def batches_in_order(data: Encoded, size: int) -> Iterator[Batch]:
+    """All records once, texts of like length together: for evaluation, where the order means nothing."""
+    order = data.lengths.argsort(stable=True) if isinstance(data, EncodedTexts) else torch.arange(len(data))
+    for indices in order.split(size):
+        yield data.__getitems__(indices)
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // WIDTH_STEP) * WIDTH_STEP
+
+
+def _matrix(rows: list[list[int]], lengths: Tensor, width: int, padding: int) -> Tensor:
+    """Rows of unequal length, padded on the right."""
+    matrix = torch.full((len(rows), width), padding, dtype=torch.int32)
+    filled = torch.arange(width) < lengths[:, None]
+    matrix[filled] = torch.tensor([number for row in rows for number in row], dtype=torch.int32)
+    return matrix
+
+
+def _on(device: torch.device, indices: Tensor) -> Tensor:
+    """Copied without waiting for what the device still computes."""
+    return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices

@@ -1,0 +1,214 @@
+"""Models by name: a hub id, a local folder or a zoo name in, a classifier out; and a trained one back to disk.
+
+Nothing that is loaded can run code: weights are safetensors, and a hub's own Python files are never executed.
+"""
+
+import contextlib
+import json
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lsg.errors import ConfigurationError
+from lsg.layers.registry import rule_for
+from lsg.models import small_cnn, wrn28
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """What a zoo model must know of the data."""
+
+    classes: int
+    channels: int
+    height: int
+    width: int
+
+
+def _small_cnn(shape: ImageShape) -> nn.Module:
+    if shape.height != shape.width:
+        raise ConfigurationError(
+            f"--model small-cnn needs square images, and these are {shape.height} x {shape.width}: use wrn28-2"
+        )
+    return small_cnn(shape.classes, shape.channels, shape.height)
+
+
+ZOO: dict[str, Callable[[ImageShape], nn.Module]] = {
+    "wrn28-2": lambda shape: wrn28(2, shape.classes, shape.channels),
+    "wrn28-4": lambda shape: wrn28(4, shape.classes, shape.channels),
+    "small-cnn": _small_cnn,
+}
+
+
+def load_image_model(name: str, shape: ImageShape) -> nn.Module:
+    """An untrained zoo model; its weights come from torch's global random stream."""
+    if name not in ZOO:
+        raise ConfigurationError(f"--model '{name}' must be one of {', '.join(ZOO)} for a task of images")
+    return ZOO[name](shape)
+
+
+def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module, list[str]]:
+    """A sequence classifier, and the names of its parameters that are new, drawn from torch's global random stream."""
+    with _quiet_transformers():
+        from transformers import AutoModelForSequenceClassification
+
+        config = _text_config(name)
+        config.num_labels = len(label_names)
+        config.id2label = dict(enumerate(label_names))
+        config.label2id = {label: number for number, label in config.id2label.items()}
+        try:
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"--model {name}: cannot load its weights ({_first_line(error)})") from None
+    new = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+    kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
+    if not kept:
+        raise ConfigurationError(f"--model {name}: its weights fit none of a {type(model).__name__}'s encoder")
+    return model, sorted(new)
+
+
+def _text_config(name: str) -> Any:
+    """The model's configuration, refused where the architecture has no sequence classifier."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    if name in ZOO:
+        raise ConfigurationError(f"--model {name} is for images; a task of texts needs a hub id or a folder")
+    _check_folder(name)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--model {name}: cannot load its configuration ({_first_line(error)})") from None
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ConfigurationError(
+            f"--model {name}: a {config.model_type} model cannot classify texts: transformers has no sequence "
+            "classification head for it"
+        )
+    return config
+
+
+def _check_folder(name: str) -> None:
+    folder = Path(name)
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    inside = sorted(
+        str(path.parent) for path in folder.glob("**/config.json") if (path.parent / "tokenizer.json").is_file()
+    )
+    hint = f"; did you mean {inside[0]}?" if inside else ""
+    raise ConfigurationError(f"--model {name}: this folder has no config.json{hint}")
+
+
+def load_tokenizer(name: str) -> Any:
+    """The model's own tokenizer, always with a token for padding."""
+    with _quiet_transformers():
+        from transformers import AutoTokenizer
+
+        _check_folder(name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"--model {name}: cannot load its tokenizer ({_first_line(error)})") from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise ConfigurationError(f"--model {name}: its tokenizer has neither a padding nor an end token")
+    return tokenizer
+
+
+def select_trained(model: nn.Module, trainable: str) -> None:
+    """Set which parameters train; see RunConfig.trainable."""
+    head = {id(p) for p in _head_parameters(model)}
+    weights = {id(p) for p in _weight_matrices(model)}
+    for parameter in model.parameters():
+        in_head = id(parameter) in head
+        parameter.requires_grad = {
+            "all": True,
+            "head": in_head,
+            "paper": in_head or id(parameter) in weights,
+        }[trainable]
+
+
+def _head_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """What turns features into logits: all outside of a transformer's encoder, or a zoo model's `head`."""
+    encoder_name = getattr(model, "base_model_prefix", None)
+    if encoder_name is None:
+        yield from model.get_submodule("head").parameters()
+        return
+    encoder = {id(p) for p in model.get_submodule(str(encoder_name)).parameters()}
+    yield from (p for p in model.parameters() if id(p) not in encoder)
+
+
+def _weight_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Weights that can be projected, but for embedding tables."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            continue
+        for path in rule_for(module).layouts(module):
+            parameter = operator.attrgetter(path)(module)
+            if parameter is not None:
+                yield parameter
+
+
+def save_image_model(folder: Path, model: nn.Module, name: str, shape: ImageShape, about: dict[str, Any]) -> None:
+    """`model.safetensors`, and `model.json` with what `load_trained_image_model` needs and what `about` adds."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    save_file(
+        {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()},
+        folder / "model.safetensors",
+    )
+    description = {"model": name, "shape": asdict(shape), **about}
+    (folder / "model.json").write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+
+
+def load_trained_image_model(folder: Path) -> nn.Module:
+    """The inverse of `save_image_model`."""
+    from safetensors.torch import load_file
+
+    description = json.loads((folder / "model.json").read_text())
+    model = load_image_model(description["model"], ImageShape(**description["shape"]))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model
+
+
+def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """As transformers' `from_pretrained` reads it."""
+    with _quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence load reports and progress bars: what is new in a model is returned instead."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
