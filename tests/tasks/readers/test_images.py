@@ -175,6 +175,10 @@ def test_image_folder_broken(tmp_path):
     damaged[50] ^= 0xFF
     second.write_bytes(bytes(damaged))
     assert refusal("images", tmp_path).startswith(f"{second}: a corrupt image")
+    second.with_suffix(".ppm").write_bytes(b"P4 30000 5000\n")  # claims more pixels than there are bytes
+    second.unlink()
+    assert "corrupt image" in refusal("images", tmp_path) and "decompression bomb" in refusal("images", tmp_path)
+    second.with_suffix(".ppm").unlink()
     image(second, 1000, mode="I;16")
     assert refusal("images", tmp_path).startswith(f"{second}: more than 8 bits a pixel")
     second.unlink()

@@ -162,6 +162,9 @@ def test_a_broken_file_is_named_with_its_line(tmp_path, name, content, what):
 def test_parquet_rows_are_named(tmp_path):
     path = write(tmp_path / "a.parquet", [{"text": "a", "label": 0}, {"text": None, "label": 1}])
     assert refusal("text", path) == f"{path}, row 2: 'text' is empty"
+    write(path, [{"text": "some text", "label": 0}, {"text": "more text", "label": 1}])
+    path.write_bytes(path.read_bytes().replace(b"more text", b"more \xfeext"))
+    assert str(path) in refusal("text", path)
     path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in refusal("text", path)
 

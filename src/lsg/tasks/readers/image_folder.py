@@ -3,6 +3,9 @@
 All images must have one size: how to resize or crop is a choice that belongs to whoever prepares the data.
 """
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,8 @@ from lsg.tasks.readers.records import held_out
 EVALUATION_PARTS = ("val", "validation", "valid", "dev", "test")  # the first that is there is the evaluation data
 # No other decoder is tried, whatever a file claims to be. Other files, such as notes, are left alone.
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM", ".gif": "GIF"}
+# SyntaxError is what Pillow raises for a broken PNG chunk.
+PILLOW_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombWarning, Image.DecompressionBombError)
 DEEP_MODES = ("I", "F")  # more than 8 bits a pixel, which conversion to RGB would cut off
 
 
@@ -77,35 +82,40 @@ def _files(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """(height, width)"""
-    height, width, _ = _decode(path).shape
-    return height, width
+    """(width, height)"""
+    with _opened(path) as image:
+        return image.size
 
 
 def _read(files: list[tuple[Path, int]], size: tuple[int, int]) -> Images:
-    pixels = np.empty((len(files), 3, *size), dtype=np.uint8)
+    width, height = size
+    pixels = np.empty((len(files), 3, height, width), dtype=np.uint8)
     for row, (path, _) in enumerate(files):
-        image = _decode(path)
-        if image.shape[:2] != size:
-            raise ConfigurationError(
-                f"{path}: {image.shape[1]} x {image.shape[0]} pixels, where the first image has {size[1]} x {size[0]}; "
-                "all must have one size"
-            )
-        pixels[row] = image.transpose(2, 0, 1)
+        with _opened(path) as image:
+            if image.size != size:
+                raise ConfigurationError(
+                    f"{path}: {image.width} x {image.height} pixels, where the first image has {width} x {height}; "
+                    "all must have one size"
+                )
+            if image.mode.startswith(DEEP_MODES):
+                raise ConfigurationError(f"{path}: more than 8 bits a pixel ({image.mode}); convert it to 8 bits")
+            pixels[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     return Images(torch.from_numpy(pixels), torch.tensor([number for _, number in files]))
 
 
-def _decode(path: Path) -> np.ndarray:
-    """(height, width, 3) uint8."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Its pixels are not decoded yet. Whatever Pillow finds wrong with them, within the block too, names the file."""
     try:
-        with Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
-            if image.mode.startswith(DEEP_MODES):
-                raise ConfigurationError(f"{path}: more than 8 bits a pixel ({image.mode}); convert it to 8 bits")
-            return np.asarray(image.convert("RGB"))
+        # A header that claims a huge image is an error too: decoding it would take all memory.
+        with (
+            warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+            Image.open(path, formats=tuple(set(FORMATS.values()))) as image,
+        ):
+            yield image
+    except ConfigurationError:
+        raise
     except UnidentifiedImageError:
         raise ConfigurationError(f"{path}: not an image, or a corrupt one") from None
-    # SyntaxError is what Pillow raises for a broken PNG chunk.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
+    except PILLOW_ERRORS as error:
         raise ConfigurationError(f"{path}: a corrupt image ({error})") from None

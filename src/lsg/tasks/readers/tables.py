@@ -120,8 +120,10 @@ def read_parquet(path: Path, wanted: WantedColumns) -> Table:
     try:
         file = parquet.ParquetFile(io.BytesIO(read_bytes(path)))
         columns = wanted.among(file.schema_arrow.names, str(path))
-        values = file.read(columns=columns.names).to_pydict()
-    except (pyarrow.ArrowException, OSError) as error:
+        content = file.read(columns=columns.names)
+        content.validate(full=True)  # a damaged file may be of the right form and hold texts that are not UTF-8
+        values = content.to_pydict()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not a readable Parquet file ({first_line(error)})") from None
     return Table(str(path), columns, values, range(1, file.metadata.num_rows + 1), unit="row")
 
