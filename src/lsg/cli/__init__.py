@@ -8,9 +8,10 @@ from lsg import __version__
 from lsg.cli.bench import bench
 from lsg.cli.demo import demo
 from lsg.cli.errors import one_line_errors
+from lsg.cli.reproduce import reproduce
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (bench, demo):
+for command in (bench, demo, reproduce):
     app.command()(one_line_errors(command))
 
 

@@ -1,4 +1,6 @@
-"""|W| and |∂W| of one layer: a model and a batch in, two matrices out. One plain backward, without any privacy.
+"""|W| and |∂W| of one layer: a run's model and a batch of its data in, two matrices out.
+
+One plain backward, without any privacy.
 
 The paper's figure 1 shows them for a pretrained encoder, and rests LSG on two observations: few entries are large, and
 the large ones lie in rows and columns, that is, they belong to units. `Intensity.observation` puts numbers on both.
@@ -7,14 +9,22 @@ the large ones lie in rows and columns, that is, they belong to units. `Intensit
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError
+from lsg.experiments.config import RunConfig
+from lsg.experiments.listener import Listener
+from lsg.experiments.precision import choose_device
+from lsg.experiments.prepare import prepare_data, prepare_model
+from lsg.tasks.models import load_trained_image_model
 
 LARGEST_SHARE = 0.1
+BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,22 @@ class Intensity:
             f"The largest {LARGEST_SHARE:.0%} of the entries hold {share:.0f} % of |∂W|. "
             f"Rank correlation of Σ|W| and Σ|∂W| over input units {inputs:+.2f}, over output units {outputs:+.2f}"
         )
+
+
+def run_intensity(config: RunConfig, layer: str = "", trained: Path | None = None) -> Intensity:
+    """On the first records of the task. trained: a run's image model, in place of the one that a run starts from."""
+    device = choose_device(config.device)
+    data = prepare_data(config, device, Listener())
+    model = prepare_model(config, data, device, Listener())
+    if trained is not None:
+        model = load_trained_image_model(trained).to(device)
+    model.eval()  # without dropout the figure repeats
+    batch = data.train.__getitems__(range(min(BATCH, len(data.train))))
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(**batch).loss if isinstance(batch, dict) else F.cross_entropy(model(batch[0]), batch[1])
+
+    return measure_intensity(model, loss, layer)
 
 
 def measure_intensity(model: nn.Module, loss: Callable[[nn.Module], Tensor], layer: str = "") -> Intensity:
@@ -76,5 +102,6 @@ def _share_of_largest(values: np.ndarray) -> float:
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's, without ties: these are sums of many real numbers."""
-    ranks = [values.argsort().argsort() for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1]) if len(a) > 1 else math.nan
+    if len(a) < 2:
+        return math.nan
+    return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])

@@ -81,7 +81,7 @@ def save_heat_map(stem: Path, panels: Sequence[Panel]) -> list[Path]:
 
 def save_intensity_figure(stem: Path, title: str, found: Intensity) -> list[Path]:
     """|W| and |∂W| of one layer: inputs run horizontally, outputs vertically, as in the paper."""
-    figure = Figure(figsize=(11, 5.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(11, 5.2), dpi=100, layout="constrained")
     figure.suptitle(f"{title}: {found.layer}", fontsize=11, color=INK)
     for axes, values, name in zip(figure.subplots(1, 2), (found.weight, found.gradient), ("|W|", "|∂W|"), strict=True):
         # A few extreme values would leave everything else black.
