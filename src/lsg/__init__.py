@@ -1,5 +1,6 @@
 """lsg: differentially private deep learning in a low-rank, sparse gradient space."""
 
+from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError, PrivacyError
 from lsg.explain import explain
@@ -25,4 +26,6 @@ __all__ = [
     "SwitchOn",
     "explain",
     "fix",
+    "load_checkpoint",
+    "save_checkpoint",
 ]

@@ -9,7 +9,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lsg.accounting import Accountant, calibrate_noise, create_accountant
+from lsg.books import Books
 from lsg.clipping import Clipper, Clipping
+from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
@@ -38,6 +40,7 @@ class PrivacyEngine:
         self._plain: _BatchSizeProbe | None = None
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
+        self._run: Run | None = None
 
     def make_private_with_epsilon(
         self,
@@ -156,12 +159,17 @@ class PrivacyEngine:
             )
         else:
             check_model(module, trained)
-            plan = make_plan(module, method, trained)
+            treatments = make_plan(module, method, trained)
             if clipping == "per_layer":
-                clipper.thresholds(sum(t.kind != "frozen" for t in plan.treatments))
+                clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
             device = trained[0].device
             self._recorder = Recorder(
-                module, plan, method, streams.make("projection", device), perf or PerfConfig(), max_physical_batch_size
+                module,
+                treatments,
+                method,
+                streams.make("projection", device),
+                perf or PerfConfig(),
+                max_physical_batch_size,
             )
             gradients = PrivateGradients(
                 self._recorder,
@@ -171,13 +179,27 @@ class PrivacyEngine:
                 noise_generator=noise_generator or streams.make("noise", device),
             )
         self._sampling = sampling
+        books = Books(self.accountant, sampling)
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
             noise_multiplier=noise_multiplier,
             expected_batch_size=sampling.expected_batch_size,
-            before_release=_Books(self.accountant, sampling).count,
+            before_release=books.count,
         )
+        plan = {
+            "records": sampling.records,
+            "batch_size": sampling.batch_size,
+            "poisson_sampling": sampling.poisson,
+            "max_physical_batch_size": max_physical_batch_size,
+            "noise_multiplier": noise_multiplier,
+            "max_grad_norm": max_grad_norm,
+            "clipping": clipping,
+            "loss_reduction": loss_reduction,
+            "method": describe(method),
+            "accountant": self.accountant.name,
+        }
+        self._run = Run(module, self._optimizer, sampler, books, plan)
         return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
 
     def get_epsilon(self, delta: float) -> float:
@@ -217,6 +239,27 @@ class PrivacyEngine:
         fast = self._attached().fast
         return 0.0 if fast is None else fast.seconds
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a bit-identical continuation needs beside the states of model and optimizer: the books, the random
+        streams, the position in epoch and batch. Take it between two batches. It is secret: it can undo the noise.
+        """
+        return self.run.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue that run: the next loop over the loader goes on with the very next micro-batch.
+
+        Call it after a `make_private` with the same arguments. A state of another plan is refused, and so is one that
+        has spent less than this engine.
+        """
+        self.run.load_state_dict(state)
+
+    @property
+    def run(self) -> Run:
+        """The model, optimizer and sampler that belong together since `make_private`."""
+        if self._run is None:
+            raise PrivacyError("this engine is not attached to a model: call make_private first")
+        return self._run
+
     def detach(self) -> None:
         """Give the model back as it was. The accountant keeps what was spent."""
         if self._optimizer is not None:
@@ -225,7 +268,7 @@ class PrivacyEngine:
             self._recorder.detach()
         if self._plain is not None:
             self._plain.detach()
-        self._recorder = self._plain = self._optimizer = None
+        self._recorder = self._plain = self._optimizer = self._run = None
 
     def _attached(self) -> Recorder:
         if self._recorder is None:
@@ -241,27 +284,6 @@ class PrivacyEngine:
     def get_compatible_module(module: nn.Module) -> nn.Module:
         """A copy of the model with its BatchNorms turned into GroupNorms."""
         return fix(module)
-
-
-class _Books:
-    """Counts each logical step as the sampling plan says that it counts."""
-
-    def __init__(self, accountant: Accountant, plan: SamplingPlan) -> None:
-        self._accountant, self._plan = accountant, plan
-        self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
-
-    def count(self, noise_multiplier: float, epoch: int | None) -> None:
-        """One step of this epoch of the loader; None where the batch did not come from it."""
-        rate = 1.0  # nothing is known of how a batch from elsewhere was drawn: no amplification
-        if epoch is not None and self._plan.poisson:
-            rate = self._plan.sample_rate
-        elif epoch is not None:
-            # Without Poisson sampling a record enters one step of an epoch, unamplified: the epoch's first step counts
-            # for all of them. A step with other noise counts for itself.
-            if self._counted == (epoch, noise_multiplier):
-                return
-            self._counted = (epoch, noise_multiplier)
-        self._accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
 
 
 class _Streams:

@@ -1,7 +1,7 @@
 """From per-sample gradients to `.grad`: the privacy rules in their order, or the plain sum without them."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,12 @@ class GradientSource(Protocol):
 
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
+
+    def partial_sum(self) -> dict[str, Any] | None:
+        """What was collected since the last release, as plain values. It is not private."""
+
+    def load_partial_sum(self, state: dict[str, Any]) -> None:
+        """Go on from what `partial_sum` returned."""
 
     def release(self, noise_multiplier: float) -> None:
         """Put the gradient of the logical batch into the parameters' `.grad`, and start the next batch."""
@@ -65,6 +71,15 @@ class PrivateGradients:
     def forget_sum(self) -> None:
         self.recorder.holding = False
         self.sum = None
+
+    def partial_sum(self) -> dict[str, Any] | None:
+        return None if self.sum is None else {"vector": self.sum.vector, "bound": self.sum.bound}
+
+    def load_partial_sum(self, state: dict[str, Any]) -> None:
+        slots = self.recorder.ready()  # the subspaces that the sum lives in
+        like = next(iter(slots.values()))
+        self.sum = ClippedSum(state["vector"].to(like.parameter.device), state["bound"])
+        self.recorder.holding = True
 
     @torch.no_grad()
     def collect(self, expected_size: int | None) -> None:
@@ -139,6 +154,12 @@ class PlainGradients:
 
     def forget_sum(self) -> None:
         self._sums = None
+
+    def partial_sum(self) -> dict[str, Any] | None:
+        return None if self._sums is None else {"gradients": self._sums}
+
+    def load_partial_sum(self, state: dict[str, Any]) -> None:
+        self._sums = [s.to(p.device) for s, p in zip(state["gradients"], self.parameters, strict=True)]
 
     @torch.no_grad()
     def collect(self, expected_size: int | None) -> None:

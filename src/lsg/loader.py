@@ -22,6 +22,15 @@ class StepGate(Protocol):
     def enter_epoch(self) -> int:
         """A new epoch begins: what one left in the middle had summed up is dropped; none of it was released."""
 
+    @property
+    def done(self) -> tuple[int, int]:
+        """Of the epoch just entered: logical batches that had their step, micro-batches of the next. (0, 0) unless it
+        continues an epoch that another process began."""
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are over."""
+
     def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
         """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
 
@@ -43,6 +52,9 @@ class PrivateDataLoader(DataLoader[Any]):
         super().__init__(
             source.dataset,
             batch_sampler=sampler,
+            # For the seeds of workers. torch's default generator would do, but an epoch continued in its middle starts
+            # its workers again, which must not shift the model's dropout.
+            generator=torch.Generator(),
             num_workers=source.num_workers,
             collate_fn=source.collate_fn,
             pin_memory=source.pin_memory,
@@ -59,9 +71,15 @@ class PrivateDataLoader(DataLoader[Any]):
     def sample_rate(self) -> float:
         return self.logical.plan.sample_rate
 
+    @property
+    def epoch(self) -> int:
+        """Epochs done. The next loop over the loader is epoch number `epoch`, counted from 0, or what is left of it."""
+        return self._gate.epochs_done
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         epoch = self._gate.enter_epoch()
-        plan = self.logical.draw_epoch()
+        plan = self.logical.draw_epoch(*self._gate.done)
+        self.generator.manual_seed(self.logical.epoch_seed())
         batches = super().__iter__()
         try:
             for logical in plan:
@@ -121,6 +139,8 @@ def known_lengths(dataset: Any) -> Sequence[int] | None:
 
 def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:
     """The generator that the user gave the loader, as in Opacus."""
+    if isinstance(loader, PrivateDataLoader):  # has the generator of the engine that made it
+        return None
     generator = loader.generator
     if generator is None:
         generator = getattr(loader.sampler, "generator", None)

@@ -36,6 +36,8 @@ class PrivateOptimizer(Optimizer):
         self.stepped = False  # whether the last call of step() was a real step
         self._epoch: int | None = None  # of the private loader that hands out the batches, None outside of one
         self._epochs_begun = 0
+        self.done = (0, 0)  # of this epoch: logical batches that had their step, micro-batches of the next
+        self._waiting: Progress | None = None  # a loaded position in the middle of an epoch, until the loop takes it up
         self._closed = False
         self._before_release = before_release
         self._micro = _ANY_BATCH
@@ -115,6 +117,10 @@ class PrivateOptimizer(Optimizer):
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
         if self._closed:
             raise PrivacyError("this optimizer's engine was detached: its steps would not be accounted for")
+        if self._waiting is not None:
+            raise PrivacyError(
+                "the loaded state is in the middle of an epoch: iterate over the loader to finish it before other steps"
+            )
         if self._micro.stepped and self.gradients.pending():
             raise PrivacyError(
                 "optimizer.step() was called again for the same batch of the loader: one batch, one step, or a sample "
@@ -126,7 +132,9 @@ class PrivateOptimizer(Optimizer):
             self.stepped = self._micro.last and not self._micro.stepped
             if self.stepped:
                 self._release()
-        if self._epoch is not None:
+        if self._epoch is not None and not self._micro.stepped:
+            logical, micro = self.done
+            self.done = (logical + 1, 0) if self._micro.last else (logical, micro + 1)
             self._micro = replace(self._micro, stepped=True)
 
     def _release(self) -> None:
@@ -142,10 +150,19 @@ class PrivateOptimizer(Optimizer):
     # -- what the loader tells (StepGate) ------------------------------------------------------------------------
     def enter_epoch(self) -> int:
         self._epochs_begun += 1
-        self._epoch, self._micro = self._epochs_begun, _NO_BATCH
+        self._epoch, self._micro, self.done = self._epochs_begun, _NO_BATCH, (0, 0)
         self.gradients.forget_sum()
         self.gradients.renew()
+        if self._waiting is not None:
+            self.done = self._waiting.logical, self._waiting.micro
+            if self._waiting.partial_sum is not None:
+                self.gradients.load_partial_sum(self._waiting.partial_sum)
+            self._waiting = None
         return self._epoch
+
+    @property
+    def epochs_done(self) -> int:
+        return self._epochs_begun - (self._epoch is not None)
 
     def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
         self.finish_epoch(epoch)
@@ -173,9 +190,43 @@ class PrivateOptimizer(Optimizer):
             self._epoch, self._micro = None, _ANY_BATCH
             self.gradients.forget_sum()
 
+    # -- continuation --------------------------------------------------------------------------------------------
+    def progress(self) -> "Progress":
+        """Where training stands. There must be no batch under way."""
+        if self._waiting is not None:
+            return self._waiting
+        if self.gradients.pending() or (self._epoch is not None and not self._micro.stepped):
+            raise PrivacyError("a batch is under way: save the state after its optimizer.step()")
+        if self._epoch is None:
+            return Progress(self._epochs_begun)
+        return Progress(self.epochs_done, *self.done, self.gradients.partial_sum())
+
+    def check_idle(self) -> None:
+        """Refuse to be moved elsewhere while the loader or a batch counts on the present position."""
+        if self._epoch is not None or self.gradients.pending():
+            raise PrivacyError("a loop over the loader or a batch is under way: load a state before or after it")
+
+    def resume(self, progress: "Progress") -> None:
+        """Go on from there; the next loop over the loader finishes the epoch that was under way."""
+        self.gradients.forget_sum()
+        self._epochs_begun, self._epoch, self._micro, self.done = progress.epochs, None, _ANY_BATCH, (0, 0)
+        self._waiting = progress if progress.logical or progress.micro else None
+        self._opt_called = True  # torch's schedulers ask whether a step came before theirs: it did, in the saved run
+
     def close(self) -> None:
         """The engine was detached: nothing may be released any more."""
         self._closed = True
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A position between two batches: whole epochs, then of the next one the logical batches that had their step, then
+    of the next one the micro-batches, whose clipped gradients are in `partial_sum`."""
+
+    epochs: int
+    logical: int = 0
+    micro: int = 0
+    partial_sum: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

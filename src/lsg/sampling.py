@@ -1,5 +1,6 @@
 """Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -73,13 +74,37 @@ class LogicalBatches(Sampler[Micro]):
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.epoch_number = 0
         self.epoch: list[Logical] = []
+        self._before_draw: torch.Tensor | None = None  # the generator's state before the epoch was drawn
 
-    def draw_epoch(self) -> list[Logical]:
-        """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end."""
+    def draw_epoch(self, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
+        """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end.
+
+        An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
+        """
+        self._before_draw = self.generator.get_state()
         count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
         self.epoch_number += 1
-        self.epoch = [self._split(members) for members in self._draw(max(1, count))]
+        self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
+        if micro_done:
+            self.epoch[0] = self.epoch[0][micro_done:]
         return self.epoch
+
+    def epoch_seed(self) -> int:
+        """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
+        assert self._before_draw is not None
+        return int.from_bytes(hashlib.sha256(self._before_draw.numpy().tobytes()).digest()[:8], "big") >> 1
+
+    def state_after(self, epochs: int) -> torch.Tensor:
+        """The generator's state after so many whole epochs: as it is, or as it was before the epoch under way."""
+        if epochs == self.epoch_number:
+            return self.generator.get_state()
+        assert self._before_draw is not None and epochs == self.epoch_number - 1
+        return self._before_draw
+
+    def load_state(self, epochs: int, state: torch.Tensor) -> None:
+        """Go on after so many whole epochs."""
+        self.epoch_number, self.epoch, self._before_draw = epochs, [], None
+        self.generator.set_state(state)
 
     def __iter__(self) -> Iterator[Micro]:
         """The micro-batches of the epoch drawn last; DataLoader may ask for them several times."""

@@ -51,6 +51,7 @@ class Recorder:
         self.step = 0  # the logical step that the subspaces are for
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
         self._seen_weights: tuple[int, ...] | None = None
+        self._before_refresh = generator.get_state()
         self._independent = False
         self._modules = [use.module for use in plan.uses]
         for use in plan.uses:
@@ -104,15 +105,30 @@ class Recorder:
 
     def _refresh_if_stale(self) -> bool:
         """Whether slots got new subspaces (as records; a replayed graph writes new values into the old ones)."""
-        weights = (self.step, *(slot.parameter._version for slot in self.slots.values()))
+        weights = self._weights()
         if self.holding or self.pending or weights == self._seen_weights:
             return False
         self._seen_weights = weights
+        self._before_refresh = self.generator.get_state()
         recast(self.slots.values())
         moved = self._refresh(self.step)
         if moved and self.fast is not None:
             self.fast.forget()
         return moved
+
+    def _weights(self) -> tuple[int, ...]:
+        """Changes with the logical step and with every change of a weight."""
+        return (self.step, *(slot.parameter._version for slot in self.slots.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The logical step, and the random state that its subspaces are, or will be, made from."""
+        made = self.holding or self._seen_weights == self._weights()
+        return {"step": self.step, "generator": self._before_refresh if made else self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there: subspaces are made anew, from the same weights and random state, when they are needed."""
+        self.step, self._seen_weights, self.holding = state["step"], None, False
+        self.generator.set_state(state["generator"])
 
     def ready(self) -> dict[str, Slot]:
         """The slots, with the subspaces of the current step."""

@@ -1,0 +1,228 @@
+"""One file in, one file out: weights, optimizer, engine and torch's random states of a run, to continue it bit by bit.
+
+It is a safetensors file. Its metadata hold what is not a tensor, as JSON, and the SHA-256 of the whole file, computed
+with zeros in its own place. Nothing in it is ever executed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lsg.engine import PrivacyEngine
+from lsg.errors import ConfigurationError, LsgError
+
+VERSION = 1
+_KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON
+_START = (
+    b'{"__metadata__":{"' + _KEY.encode() + b'":"'
+)  # how the file begins, after eight bytes with its header's length
+_PLACE, _NO_DIGEST = 8 + len(_START), b"0" * 64  # where the digest stands, and what stands there while it is computed
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], *, engine: PrivacyEngine, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Save a run between two batches, at once or not at all: a crash leaves the old file or the new one.
+
+    extra: what else the loop needs (a learning-rate scheduler's state, say): numbers, strings, tensors, lists, dicts.
+    The file holds the run's random streams: keep it as secret as the data.
+    """
+    path, run = Path(path), engine.run
+    tensors: dict[str, Tensor] = {}
+    state = {
+        "model": run.module.state_dict(),
+        "optimizer_class": type(run.optimizer.original_optimizer).__qualname__,
+        "optimizer": run.optimizer.state_dict(),
+        "engine": engine.state_dict(),
+        "random": _random_states(engine),
+        "extra": dict(extra or {}),
+    }
+    content = json.dumps({"version": VERSION, "state": _Writer(tensors).encode(state, "")})
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        save_file(tensors, aside, {_KEY: f"{_NO_DIGEST.decode()} {content}"})
+        with open(aside, "r+b") as file:
+            assert file.read(_PLACE + len(_NO_DIGEST))[8:] == _START + _NO_DIGEST
+            file.seek(_PLACE)
+            file.write(_digest(aside))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except SafetensorError as error:
+        raise OSError(f"checkpoint '{path}' could not be written: {error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine) -> dict[str, Any]:
+    """Continue a saved run with this engine, its model and its optimizer; returns `extra`.
+
+    The engine must be attached by `make_private` with the arguments of that run. All is checked before any of it is
+    changed; a damaged file, or a run that is not this one, is refused.
+    """
+    path, run = Path(path), engine.run
+    state = _read(path)
+    try:
+        _check_model(state["model"], run.module.state_dict())
+        _check_optimizer(state, run.optimizer)
+        run.check(state["engine"])
+    except LsgError as error:
+        raise type(error)(f"checkpoint '{path}': {error}") from None
+    run.module.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    engine.load_state_dict(state["engine"])
+    for device, random_state in state["random"].items():
+        if device == "cpu":
+            torch.set_rng_state(random_state)
+        elif torch.cuda.is_available():
+            torch.cuda.set_rng_state(random_state, device)
+    extra: dict[str, Any] = state["extra"]
+    return extra
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder survive a power failure (where folders can be opened: not on Windows)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The verified content of a file."""
+    with open(path, "rb") as file:
+        start = file.read(_PLACE)
+        digest = file.read(len(_NO_DIGEST))
+    if start[8:] != _START:
+        raise ConfigurationError(f"'{path}' is not a checkpoint of lsg, or its beginning is damaged")
+    if digest != _digest(path):
+        raise ConfigurationError(f"checkpoint '{path}' is damaged: its checksum does not fit its content")
+    with safe_open(path, framework="pt") as file:
+        content = json.loads(file.metadata()[_KEY][len(_NO_DIGEST) :])
+        if content["version"] != VERSION:
+            raise ConfigurationError(
+                f"checkpoint '{path}' has version {content['version']}, but this lsg reads version {VERSION}"
+            )
+        state: dict[str, Any] = _decode(content["state"], file)
+    return state
+
+
+def _digest(path: Path) -> bytes:
+    """SHA-256 of the file with zeros in the digest's place."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        digest.update(file.read(_PLACE) + _NO_DIGEST)
+        file.seek(_PLACE + len(_NO_DIGEST))
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest().encode()
+
+
+# --- plain values and tensors -> JSON and named tensors ---------------------------------------------------------------
+
+
+class _Writer:
+    """Values become JSON; tensors go aside under the path that leads to them. A shared tensor is written once."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._storages: set[int] = set()
+
+    def encode(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, list):
+            return [self.encode(item, f"{path}/{number}") for number, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {"tuple": self.encode(list(value), path)}
+        if isinstance(value, Mapping):  # keys of an optimizer's state are numbers, which JSON would turn into strings
+            return {"dict": [[self.encode(key, path), self.encode(v, f"{path}/{key}")] for key, v in value.items()]}
+        raise ConfigurationError(
+            f"a checkpoint cannot hold {path.lstrip('/')}, a {type(value).__name__}: "
+            "only numbers, strings, tensors, lists, tuples and dicts"
+        )
+
+    def _tensor(self, tensor: Tensor, path: str) -> dict[str, Any]:
+        tensor = tensor.detach()
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and key in self._known:
+            return self._known[key]
+        # Dense tensors keep their memory layout (channels last, say): they are written with their axes in its order.
+        order = sorted(range(tensor.dim()), key=lambda axis: tensor.stride()[axis], reverse=True)
+        if not tensor.permute(order).is_contiguous():
+            order = list(range(tensor.dim()))
+        name = path.lstrip("/")
+        while name in self._tensors:
+            name += "'"
+        plain = tensor.permute(order).contiguous().cpu()
+        storage = plain.untyped_storage()
+        if (
+            storage.nbytes() != plain.nbytes or storage.data_ptr() in self._storages
+        ):  # safetensors refuses shared memory
+            plain = plain.clone()
+        self._storages.add(storage.data_ptr())
+        self._tensors[name] = plain
+        self._known[key] = {"tensor": name, "order": order}
+        return self._known[key]
+
+
+def _decode(value: Any, file: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, file) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        order = value["order"]
+        back = [order.index(axis) for axis in range(len(order))]
+        return file.get_tensor(value["tensor"]).clone().permute(back)
+    if "tuple" in value:
+        return tuple(_decode(value["tuple"], file))
+    return {_decode(key, file): _decode(item, file) for key, item in value["dict"]}
+
+
+# --- does it fit? ---------------------------------------------------------------------------------------------------
+
+
+def _check_model(saved: dict[str, Any], own: Mapping[str, Any]) -> None:
+    if saved.keys() != own.keys():
+        name = sorted(saved.keys() ^ own.keys())[0]
+        raise ConfigurationError(f"'{name}' is in {'the file' if name in saved else 'the model'} only")
+    for name, value in own.items():
+        if isinstance(value, Tensor) and (saved[name].shape, saved[name].dtype) != (value.shape, value.dtype):
+            raise ConfigurationError(
+                f"'{name}' is {saved[name].dtype} {list(saved[name].shape)} in the file, "
+                f"but {value.dtype} {list(value.shape)} in the model"
+            )
+
+
+def _check_optimizer(state: dict[str, Any], own: Any) -> None:
+    kind = type(own.original_optimizer).__qualname__
+    if state["optimizer_class"] != kind:
+        raise ConfigurationError(f"the optimizer is {state['optimizer_class']} in the file, but {kind} here")
+    saved, groups = state["optimizer"]["param_groups"], own.state_dict()["param_groups"]
+    if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        raise ConfigurationError("the optimizer's parameter groups differ from those in the file")
+
+
+def _random_states(engine: PrivacyEngine) -> dict[str, Tensor]:
+    """torch's default generators (dropout) of the processor and of the devices that the model is on."""
+    devices = {tensor.device for tensor in engine.run.module.parameters() if tensor.device.type == "cuda"}
+    states = {str(device): torch.cuda.get_rng_state(device) for device in devices}
+    return {"cpu": torch.get_rng_state(), **states}

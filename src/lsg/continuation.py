@@ -1,0 +1,123 @@
+"""What continues a run bit by bit, beside the weights and the optimizer's state: taken out, checked, put back.
+
+A state is made of plain tensors, numbers, strings, lists and dicts. It holds the random streams of the run, so whoever
+reads it can undo the noise: keep it as secret as the data.
+"""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsg.accounting import Accountant, create_accountant
+from lsg.books import Books
+from lsg.errors import ConfigurationError, PrivacyError
+from lsg.gradients import PrivateGradients
+from lsg.methods import Method
+from lsg.optimizer import PrivateOptimizer, Progress
+from lsg.sampling import LogicalBatches
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `make_private` put together. `plan`: what a continuation must agree with, by the names users know."""
+
+    module: nn.Module
+    optimizer: PrivateOptimizer
+    sampler: LogicalBatches
+    books: Books
+    plan: dict[str, Any]
+
+    def state_dict(self) -> dict[str, Any]:
+        progress = self.optimizer.progress()
+        private = self._private()
+        return {
+            "version": VERSION,
+            "plan": dict(self.plan),
+            "books": self.books.state_dict(),
+            "progress": {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)},
+            "sampling": self.sampler.state_after(progress.epochs),
+            "projection": private and private.recorder.state_dict(),
+            "noise": private and private.noise_generator.get_state(),
+            "noise_multiplier": self.optimizer.noise_multiplier,
+            "max_grad_norm": private and self.optimizer.max_grad_norm,
+        }
+
+    def check(self, state: Any) -> None:
+        """Refuse, by name, a state that does not continue this run. Nothing is changed."""
+        self.optimizer.check_idle()
+        known = {*_KEYS, "version"}
+        if not isinstance(state, Mapping) or set(state) != known or state["version"] != VERSION:
+            raise ConfigurationError(
+                f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
+            )
+        for name, own in self.plan.items():
+            saved = state["plan"].get(name)
+            if saved != (list(own) if isinstance(own, tuple) else own):
+                raise ConfigurationError(
+                    f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
+                    "make_private must get what it got when that run began"
+                )
+        saved_books = create_accountant(self.books.accountant.name)
+        saved_books.load_state_dict(state["books"]["accountant"])
+        _check_spent(saved_books, self.books.accountant)
+        _check_generator("sampling", self.sampler.generator, state["sampling"])
+        private = self._private()
+        if private is not None:
+            _check_generator("projection", private.recorder.generator, state["projection"]["generator"])
+            _check_generator("noise", private.noise_generator, state["noise"])
+
+    def load_state_dict(self, state: Any) -> None:
+        self.check(state)
+        progress = Progress(**state["progress"])
+        self.books.load_state_dict(state["books"])
+        self.sampler.load_state(progress.epochs, state["sampling"])
+        self.optimizer.noise_multiplier = state["noise_multiplier"]
+        private = self._private()
+        if private is not None:
+            private.recorder.load_state_dict(state["projection"])
+            private.noise_generator.set_state(state["noise"])
+            self.optimizer.max_grad_norm = state["max_grad_norm"]
+        self.optimizer.resume(progress)
+
+    def _private(self) -> PrivateGradients | None:
+        gradients = self.optimizer.gradients
+        return gradients if isinstance(gradients, PrivateGradients) else None
+
+
+_KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_multiplier", "max_grad_norm")
+
+
+def describe(method: Method) -> str:
+    """A method in words that are the same in another process: objects without a repr of their own show an address."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(method))
+
+
+def _check_spent(saved: Accountant, own: Accountant) -> None:
+    """What this engine has spent must be part of what the state says was spent."""
+    totals = {accountant: Counter[tuple[float, float]]() for accountant in (saved, own)}
+    for accountant, total in totals.items():
+        for noise, rate, steps in accountant.history:
+            total[noise, rate] += steps
+    if not totals[own] <= totals[saved]:
+        raise PrivacyError(
+            f"the saved run has spent {len(saved)} steps, but this engine has spent {len(own)} already, which loading "
+            "it would forget: load it into a new engine"
+        )
+
+
+def _check_generator(name: str, generator: torch.Generator, state: Tensor) -> None:
+    try:
+        torch.Generator(generator.device).set_state(state)
+    except (RuntimeError, TypeError):
+        raise ConfigurationError(
+            f"the saved state of the {name} generator does not fit a generator on {generator.device}: "
+            "continue on the kind of device that the run began on"
+        ) from None
