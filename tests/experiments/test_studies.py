@@ -76,7 +76,8 @@ def test_data_and_models_are_replaced_by_task_or_kind() -> None:
     changed = scale("paper").using({"sst2": "/glue/SST-2"}, {"text": "/mpnet", "qqp": "/minilm", "cifar10": "wrn28-2"})
     sst2, qqp = changed.table1
     assert (sst2.data, sst2.model, qqp.data, qqp.model) == ("/glue/SST-2", "/mpnet", None, "/minilm")
-    assert changed.image.model == "wrn28-2" and "wrn28-2" in changed.image.title
+    assert changed.image.model == "wrn28-2" and changed.image.title == "CIFAR-10, wrn28-2"
+    assert replace(sst2, model="/runs/mine/model").title == "SST-2, mine/model"
     assert {workload.model for workload in changed.epsilon} == {"/mpnet", "/minilm"}
     with pytest.raises(ConfigurationError, match=r"--model digits=x: scale 'paper' has cifar10, image, mnli"):
         scale("paper").using({}, {"digits": "x"})

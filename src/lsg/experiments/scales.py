@@ -6,6 +6,7 @@ paper's own task, it is a stand-in, and every table and figure says so.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
@@ -40,7 +41,10 @@ class Workload:
     @property
     def title(self) -> str:
         """What was run, and what for."""
-        ran = f"{TITLES[self.task]}, {self.model.rstrip('/').rpartition('/')[2]}"
+        folder = Path(self.model)
+        # A run of lsg train leaves its model in a folder of that name.
+        name = f"{folder.parent.name}/{folder.name}" if folder.name == "model" else folder.name
+        ran = f"{TITLES[self.task]}, {name}"
         return ran if self.task == self.stands_for else f"{ran} (stand-in for {TITLES[self.stands_for]})"
 
     def config(
