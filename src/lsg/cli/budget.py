@@ -1,0 +1,192 @@
+"""`lsg budget`: three of ε, noise multiplier, epochs and batch size in, the fourth out, with what it means."""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lsg.accounting import ACCOUNTANTS
+from lsg.budget import Budget, plan_budget, safe_delta
+from lsg.errors import ConfigurationError
+from lsg.experiments.presets import preset
+from lsg.rounding import epsilon_text
+from lsg.tasks.digits import TRAIN_IMAGES
+
+# Training records of each task; batch size, epochs and δ are those that `lsg train` uses.
+RECORDS = {
+    "sst2": 67_349,
+    "qnli": 104_743,
+    "qqp": 363_846,
+    "mnli": 392_702,
+    "cifar10": 50_000,
+    "fashion-mnist": 60_000,
+    "digits": TRAIN_IMAGES,
+}
+PLOT_POINTS, PLOT_HEIGHT, COLUMN_WIDTH = 20, 8, 3
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def budget(
+    records: Annotated[int | None, typer.Option(help="N, the number of training records.")] = None,
+    task: Annotated[str | None, typer.Option(help="Start from a task's records and preset: " + ", ".join(RECORDS))] = (
+        None
+    ),
+    epsilon: Annotated[float | None, typer.Option(help="The budget ε.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise / clipping threshold.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the records.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Expected size of a Poisson batch.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Below 1/N; default: the task's, else 1/(10 N) down to a power of ten.")
+    ] = None,
+    accountant: Annotated[str, typer.Option(help="prv, pld or rdp: decides; the others are shown.")] = "prv",
+    plot: Annotated[Path | None, typer.Option(help="Also draw ε over training into this .png or .svg file.")] = None,
+) -> None:
+    """Plan a privacy budget: of ε, noise multiplier, epochs and batch size give three, and get the fourth."""
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise ConfigurationError(f"--plot {plot}: the name must end in .png or .svg")
+    given: dict[str, Any] = {
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+        "epochs": epochs,
+        "batch_size": batch_size,
+    }
+    if task is not None:
+        if task not in RECORDS:
+            raise ConfigurationError(f"--task '{task}' must be one of {', '.join(RECORDS)}")
+        usual = preset(task, "lsg")
+        records = RECORDS[task] if records is None else records
+        delta = usual["delta"] if delta is None else delta
+        _fill(given, usual)
+    if records is None:
+        raise ConfigurationError("--records is missing: the number of training records, or a --task")
+    if delta is None:
+        delta = safe_delta(max(records, 1))
+    found = next((name for name, value in given.items() if value is None), "")
+    plan = plan_budget(records=records, delta=delta, accountant=accountant, **given)
+    console = Console()
+    console.print(_plan_table(plan, found))
+    trajectory = plan.over_training(PLOT_POINTS)
+    console.print(_trajectory_table(plan, trajectory))
+    points = [(steps / plan.steps * plan.epochs, spent) for steps, spent in trajectory]
+    console.print(terminal_plot(points))
+    console.print(_trade_off_table(plan))
+    if plot is not None:
+        from lsg.budget_figure import save_epsilon_figure  # matplotlib takes a second, which --help need not
+
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        save_epsilon_figure(plot, points, title=_summary(plan))
+        console.print(f"Wrote {plot}", soft_wrap=True)
+
+
+def _fill(given: dict[str, Any], usual: dict[str, Any]) -> None:
+    """The task's batch and epochs where nothing else is given. With ε and σ both given, one of them is the unknown."""
+    both = given["epsilon"] is not None and given["noise_multiplier"] is not None
+    if given["batch_size"] is None and not (both and given["epochs"] is not None):
+        given["batch_size"] = usual["batch_size"]
+    if given["epochs"] is None and not both:
+        given["epochs"] = usual["epochs"]
+
+
+def _summary(plan: Budget) -> str:
+    return (
+        f"ε = {epsilon_text(plan.epsilon)} at δ = {plan.delta:g}: noise multiplier {_noise_text(plan)}, "
+        f"{plan.epochs} epochs, batch {plan.batch_size:,} of {plan.records:,}"
+    )
+
+
+def _plan_table(plan: Budget, found: str) -> Table:
+    rows = {
+        "records": ("records N", f"{plan.records:,}"),
+        "batch_size": ("expected batch size B", f"{plan.batch_size:,}"),
+        "rate": ("sample rate q = B/N", f"{plan.sampling.sample_rate:.4g}"),
+        "epochs": ("epochs", f"{plan.epochs:,}"),
+        "steps": ("steps", f"{plan.steps:,}"),
+        "delta": ("δ", f"{plan.delta:g}"),
+        "noise_multiplier": ("noise multiplier", _noise_text(plan)),
+    }
+    table = Table(
+        title="Privacy budget",
+        caption="Neighbours: one record added or removed. Batches: Poisson samples.",
+        show_header=False,
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for name, (label, value) in rows.items():
+        mark = "computed" if name == found else ""
+        table.add_row(label, value, mark, style="bold green" if mark else None)
+    table.add_section()
+    for name in ACCOUNTANTS:
+        decides = name == plan.accountant
+        mark = ("computed" if found == "epsilon" else "decides") if decides else ""
+        table.add_row(
+            f"ε by {name}", epsilon_text(plan.epsilon_by(name)), mark, style="bold green" if decides else None
+        )
+    return table
+
+
+def _trajectory_table(plan: Budget, trajectory: list[tuple[int, float]]) -> Table:
+    table = Table(title=f"ε over training, by {plan.accountant}")
+    for column in ("of training", "epochs", "steps", "ε so far", "of the budget"):
+        table.add_column(column, justify="right")
+    every = max(1, len(trajectory) // 10)
+    for steps, spent in trajectory[every - 1 :: every]:
+        share = steps / plan.steps
+        table.add_row(
+            f"{share:.0%}",
+            f"{share * plan.epochs:.1f}",
+            f"{steps:,}",
+            epsilon_text(spent),
+            f"{spent / plan.epsilon:.0%}",
+        )
+    return table
+
+
+def _trade_off_table(plan: Budget) -> Table:
+    table = Table(
+        title=f"The same ε = {epsilon_text(plan.epsilon)} in {plan.epochs} epochs with other batches",
+        caption="noise/B: on the averaged gradient, in units of the clipping threshold. Less is better.",
+    )
+    for column in ("batch size B", "steps", "noise multiplier", "noise/B", "against this plan"):
+        table.add_column(column, justify="right")
+    for factor in (0.25, 0.5, 1, 2, 4):
+        size = round(plan.batch_size * factor)
+        if not 1 <= size <= plan.records:
+            continue
+        other = plan if factor == 1 else plan.with_batch(size)
+        noise = other.noise_multiplier / size
+        table.add_row(
+            f"{size:,}",
+            f"{other.steps:,}",
+            _noise_text(other),
+            f"{noise:.3e}",
+            f"{noise * plan.batch_size / plan.noise_multiplier:.2f}x",
+            style="bold green" if factor == 1 else None,
+        )
+    return table
+
+
+def terminal_plot(points: list[tuple[float, float]]) -> Text:
+    """ε over epochs as columns of blocks, with axes."""
+    top = max(spent for _, spent in points)
+    margin = len(epsilon_text(top))
+    lines = []
+    for row in range(PLOT_HEIGHT, 0, -1):
+        levels = [spent / top * PLOT_HEIGHT - (row - 1) for _, spent in points]
+        blocks = "".join(_EIGHTHS[round(8 * min(max(x, 0), 1))] * (COLUMN_WIDTH - 1) + " " for x in levels)
+        label = epsilon_text(top * row / PLOT_HEIGHT) if row % 4 == 0 else ""
+        lines.append(f"{label:>{margin}} ┤{blocks}")
+    last = f"{points[-1][0]:g} epochs"
+    width = COLUMN_WIDTH * len(points)
+    lines.append(f"{'0.00':>{margin}} ┼{'─' * width}")
+    lines.append(f"{'ε':>{margin}}  {'0':<{max(1, width - len(last))}}{last}")
+    return Text("\n".join(lines), no_wrap=True)
+
+
+def _noise_text(plan: Budget) -> str:
+    """Rounded up, so that typing it again spends no more."""
+    return f"{math.ceil(1e4 * plan.noise_multiplier - 1e-6) / 1e4:.4f}"

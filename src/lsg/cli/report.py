@@ -1,0 +1,31 @@
+"""`lsg report`: output folders of `lsg train` or `lsg reproduce` in, one HTML page out."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lsg.errors import ConfigurationError
+from lsg.experiments.report import find_runs, render
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Output folders of runs, or folders that contain such folders.")],
+    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Private training runs",
+) -> None:
+    """Show runs as one HTML page: tables, interactive charts, privacy statements. Opening it needs no network."""
+    if output.is_dir():
+        raise ConfigurationError(f"--output {output}: is a folder; name a file, such as {output / 'report.html'}")
+    found = find_runs(runs)
+    page = render(found, title)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        unfinished.replace(output)  # at once: no half page is ever seen
+    finally:
+        unfinished.unlink(missing_ok=True)
+    incomplete = sum(not run.complete for run in found)
+    typer.echo(f"Wrote {output}: {len(found)} runs, {incomplete} of them incomplete")

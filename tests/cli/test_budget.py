@@ -1,0 +1,80 @@
+"""`lsg budget`: tables, plots, presets, one-line errors."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lsg.cli import app
+from lsg.cli.budget import terminal_plot
+
+FAST = ["--accountant", "rdp"]
+
+
+@pytest.fixture
+def only_rdp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other accountants take seconds, and one test has them all."""
+    module = import_module("lsg.cli.budget")  # as an attribute of lsg.cli, "budget" is the command
+    monkeypatch.setattr(module, "ACCOUNTANTS", ("rdp",))
+    monkeypatch.setattr(module, "PLOT_POINTS", 4)
+
+
+def _run(*options: str) -> str:
+    result = CliRunner().invoke(app, ["budget", *options, *FAST])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_missing_noise_is_computed_and_shown_with_every_accountant() -> None:
+    output = _run("--records", "2000", "--epsilon", "3", "--epochs", "4", "--batch-size", "100")
+    assert "computed" in output and "noise multiplier" in output
+    assert all(f"ε by {name}" in output for name in ("prv", "pld", "rdp"))
+    assert "1e-05" in output  # δ from N
+    assert "█" in output and "4 epochs" in output
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_a_task_fills_what_is_not_given() -> None:
+    output = _run("--task", "digits", "--epsilon", "3")
+    assert "computed" in output
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_with_epsilon_and_noise_the_epochs_of_a_task_are_computed() -> None:
+    rows = _run("--task", "digits", "--epsilon", "3", "--noise-multiplier", "4").splitlines()
+    assert any("epochs" in row and "computed" in row for row in rows)
+    rows = _run("--task", "digits", "--epsilon", "3", "--noise-multiplier", "4", "--epochs", "5").splitlines()
+    assert any("batch size" in row and "computed" in row for row in rows)
+
+
+@pytest.mark.usefixtures("only_rdp")
+@pytest.mark.parametrize("name", ["plan.png", "plan.svg"])
+def test_the_plot_is_written(tmp_path: Path, name: str) -> None:
+    plan = ["--records", "2000", "--noise-multiplier", "2", "--epochs", "2", "--batch-size", "100"]
+    _run(*plan, "--plot", str(tmp_path / "new" / name))
+    assert (tmp_path / "new" / name).stat().st_size > 2000
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        (["--epsilon", "3"], "--records is missing"),
+        (["--task", "imagenet", "--epsilon", "3"], "imagenet"),
+        (["--task", "sst2"], "leave out the one to compute"),
+        (["--records", "100", "--epsilon", "1", "--epochs", "1", "--batch-size", "10", "--delta", "0.1"], "--delta"),
+        (["--task", "sst2", "--epsilon", "3", "--plot", "plan.jpg"], "plan.jpg"),
+        (["--records", "0", "--epsilon", "1", "--epochs", "1", "--batch-size", "10"], "--records 0"),
+    ],
+)
+def test_mistakes_give_one_line(options: list[str], culprit: str) -> None:
+    result = CliRunner().invoke(app, ["budget", *options])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and culprit in result.stderr
+
+
+def test_the_terminal_plot_grows_to_its_top() -> None:
+    lines = terminal_plot([(1.0, 0.5), (2.0, 1.0)]).plain.splitlines()
+    assert lines[0].startswith("1.00") and lines[0].rstrip().endswith("┤   ██")
+    assert "██ ██" in lines[7]
+    assert lines[-1].endswith("2 epochs")
