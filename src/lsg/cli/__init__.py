@@ -6,12 +6,15 @@ import typer
 
 from lsg import __version__
 from lsg.cli.bench import bench
+from lsg.cli.budget import budget
 from lsg.cli.demo import demo
 from lsg.cli.errors import one_line_errors
+from lsg.cli.explain import explain
+from lsg.cli.report import report
 from lsg.cli.reproduce import reproduce
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (bench, demo, reproduce):
+for command in (bench, budget, demo, explain, report, reproduce):
     app.command()(one_line_errors(command))
 
 
