@@ -1,9 +1,10 @@
 """What one training run is: a frozen, validated description that can be written to a file and read back."""
 
+import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Importance, Method, NonPrivate, SparseDPSGD
@@ -133,7 +134,25 @@ class RunConfig:
         for key in ("task", "model"):
             if key not in values:
                 raise ConfigurationError(f"{source}: '{key}' is missing")
-        return cls(**values)
+        return cls(**{key: _converted(known[key], value, source) for key, value in values.items()})
+
+
+def plain_type(annotation: Any) -> type:
+    """str, int, float or bool: what a field holds where it is set, behind `float | None` or a Literal of strings."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
+    return kinds[0] if isinstance(kinds[0], type) else str
+
+
+def _converted(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
+    """A value from a file in its field's type. YAML reads 1e-3 as text, and both formats read 3 as a whole number."""
+    kind = plain_type(field.type)
+    if kind is float and not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)
+    elif type(value) is kind:
+        return value
+    wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}[kind]
+    raise ConfigurationError(f"{source}: {field.name} = {value!r} must be {wanted}")
 
 
 def option(name: str) -> str:

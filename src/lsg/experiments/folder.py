@@ -16,11 +16,11 @@ _UNFINISHED = ".partial"  # a file or folder while it is being written
 
 
 class RunFolder:
-    """One run's files. `checkpoint` and `tensorboard` are folders that others write."""
+    """One run's files. `checkpoint` (a file) and `tensorboard` (a folder) are written by others."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoint = path / "checkpoint"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
         self.tensorboard = path / "tensorboard"
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
@@ -50,7 +50,7 @@ class RunFolder:
             raise ConfigurationError(f"--resume: the run in {self.path} was begun with {told}")
 
     def create(self, config: RunConfig) -> None:
-        with _naming(self.path):
+        with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "config.toml").is_file():
             self._write("config.toml", to_toml(config.to_dict()))
@@ -69,7 +69,7 @@ class RunFolder:
     def write_model(self, save: Callable[[Path], None]) -> None:
         """save: writes into a folder that it makes itself."""
         target, partial = self.path / "model", self.path / ("model" + _UNFINISHED)
-        with _naming(target):
+        with naming(target):
             try:
                 shutil.rmtree(partial, ignore_errors=True)
                 save(partial)
@@ -79,11 +79,11 @@ class RunFolder:
                 shutil.rmtree(partial, ignore_errors=True)
 
     def drop_checkpoint(self) -> None:
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
 
     def _write(self, name: str, text: str) -> None:
         target, partial = self.path / name, self.path / (name + _UNFINISHED)
-        with _naming(target):
+        with naming(target):
             try:
                 with partial.open("w", encoding="utf-8") as file:
                     file.write(text)
@@ -95,7 +95,7 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Errors of writing (a full disk, say) name the file, which neither Python nor safetensors does by itself."""
     from safetensors import SafetensorError
 

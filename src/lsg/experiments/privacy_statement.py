@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsg.experiments.config import RunConfig
+from lsg.rounding import epsilon_text
 
 _NEIGHBOURS = "add or remove one record"
 _CLIPPING = {
@@ -51,21 +52,21 @@ def privacy_statement(config: RunConfig, spent: Spent, source: str, versions: di
         "trained_parameters": spent.trained_parameters,
         "model": config.model,
         "data": source,
-        "seed": config.seed,
         "caveats": _caveats(config) if private else [],
         "versions": versions,
     }
 
 
 def _statement(config: RunConfig, spent: Spent) -> str:
-    odds = math.exp(spent.epsilon)
-    times = f"{odds:.3g} times" if odds < 1000 else f"e^{spent.epsilon:.3g} times"
+    epsilon = epsilon_text(spent.epsilon)
+    odds = math.exp(float(epsilon))
+    times = f"{odds:.3g} times" if odds < 1000 else f"e^{epsilon} times"
     return (
-        f"This model was trained on {spent.records:,} records with ({_up(spent.epsilon)}, {config.delta:g})-"
+        f"This model was trained on {spent.records:,} records with ({epsilon}, {config.delta:g})-"
         "differential privacy. One record is one training example, and the guarantee is about adding it to the data or "
         "removing it: whatever somebody computes from the released weights, its probability with the record in the "
-        f"data is at most {times} its probability without it, and the other way round, but for events of total probability "
-        f"{config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
+        f"data is at most {times} its probability without it, and the other way round, but for events of total "
+        f"probability {config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
         f"{spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} records "
         f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
         f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
@@ -86,12 +87,13 @@ def _caveats(config: RunConfig) -> list[str]:
     caveats = [
         "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
         "at other runs on the same data, each of those runs spent privacy too, and that is not counted here.",
-        f"The random numbers came from seed {config.seed}, so that the run can be repeated. Whoever knows the seed can "
-        "compute the noise and take it off again: keep the seed secret or do not rely on the guarantee. They come "
-        "from torch's generator, which is not a cryptographic one.",
+        "All random numbers follow from one seed, so that the run can be repeated. Whoever knows or guesses it can "
+        "compute the noise and take it off again. config.toml and result.json hold it: do not release them where the "
+        "data are secret, and do not choose the seed by hand then (without --seed, lsg train draws a secret one). The "
+        "generators are torch's own, which are not cryptographic.",
         "The training loss in metrics.jsonl and tensorboard/ was computed from the training data without noise. It is "
         "not private and must not be released with the model.",
-        "A checkpoint/ folder, if one is left, holds the random streams and the optimizer's state. Do not release it.",
+        "A folder checkpoint/, if one is left, holds the random streams and the optimizer's state: do not release it.",
         "A record is one row of the training data. A person who contributed several rows is protected less, in "
         "proportion to their number.",
     ]
@@ -105,8 +107,3 @@ def _caveats(config: RunConfig) -> list[str]:
             "The scores were computed on the evaluation data without noise. The guarantee does not cover those records."
         )
     return caveats
-
-
-def _up(epsilon: float) -> str:
-    """Rounded up: a statement must not promise more than was kept."""
-    return f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}"

@@ -1,8 +1,8 @@
 """One training run: a configuration in, an output folder with model, metrics and privacy statement out.
 
 At any moment the folder is either resumable or complete; it is complete once `result.json` exists, which is written
-last. All randomness follows from the seed, the noise too: fit for experiments and for repeating a run, while for
-secrets the seed must be kept secret as well (the privacy statement says so).
+last. All randomness follows from the seed, the noise too, so that a run can be repeated and resumed. Where the data are
+secret the seed must be so as well; the privacy statement says it.
 """
 
 import hashlib
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
-from lsg.experiments.folder import RunFolder
+from lsg.experiments.folder import RunFolder, naming
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.precision import choose_device, matmul_precision
 from lsg.experiments.prepare import Prepared, make_optimizer, prepare_data, prepare_model
@@ -220,12 +221,10 @@ class _Training:
         """Where the checkpoint stands, or the very start without one."""
         if not self.folder.checkpoint.exists():
             return Progress(), []
-        from lsg.checkpoint import load_checkpoint
-
         extra = load_checkpoint(self.folder.checkpoint, engine=self.engine)
         self.scheduler.load_state_dict(extra["scheduler"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
-        return Progress(**extra["progress"]), list(extra["rows"])
+        return Progress(**extra["progress"]), extra["rows"]
 
     def _row(self, epoch: Epoch) -> dict[str, Any]:
         return {
@@ -274,14 +273,10 @@ class _Checkpoints:
         worth = max(_CHECKPOINT_SECONDS, self._cost / _CHECKPOINT_SHARE)
         if not self._every and started - self._last < worth:
             return
-        try:
-            from lsg.checkpoint import save_checkpoint
-        except ImportError:
-            return
-
-        state = {key: value for key, value in training.scheduler.state_dict().items() if key != "lr_lambdas"}
-        extra = {"progress": asdict(progress), "rows": self._rows, "scheduler": state}
-        save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
+        extra = {"progress": asdict(progress), "rows": self._rows, "scheduler": training.scheduler.state_dict()}
+        with naming(training.folder.checkpoint):
+            training.folder.checkpoint.parent.mkdir(exist_ok=True)
+            save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
         self._last = time.perf_counter()
         self._cost = self._last - started
 

@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lsg.experiments.folder import naming
+
 TAGS = {
     "epsilon": "privacy/epsilon",
     "loss": "not_private/loss",  # of the training data, without noise
@@ -21,10 +23,11 @@ class TensorBoard:
         """rows: of the epochs before. They are written again, so that a resumed run has one file without repeats."""
         from tensorboardX.event_file_writer import EventsWriter
 
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         self._folder = folder
-        self._writer = EventsWriter(str(folder / "events"))
+        with naming(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            self._writer = EventsWriter(str(folder / "events"))
         for row in rows:
             self.write(row)
 
@@ -35,11 +38,10 @@ class TensorBoard:
         shown = [Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row[key] is not None]
         parts = [Summary.Value(tag=f"evaluation/{part}", simple_value=score) for part, score in row["scores"].items()]
         event = Event(wall_time=time.time(), step=row["epoch"], summary=Summary(value=shown + parts))
-        try:
+        with naming(self._folder):
             self._writer.write_event(event)
             self._writer.flush()
-        except OSError as error:
-            raise OSError(f"cannot write {self._folder} ({error.strerror or error})") from error
 
     def close(self) -> None:
-        self._writer.close()
+        with naming(self._folder):
+            self._writer.close()

@@ -195,7 +195,12 @@ def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Silence load reports and progress bars: what is new in a model is returned instead."""
-    from transformers.utils import logging
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise ConfigurationError(
+            "tasks of texts need the package transformers: pip install 'lsg-dp[transformers]'"
+        ) from None
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

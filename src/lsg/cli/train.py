@@ -1,0 +1,235 @@
+"""`lsg train`: a task, a model and a method in, a privately trained model with its privacy statement out."""
+
+import dataclasses
+import inspect
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from lsg.errors import ConfigurationError
+from lsg.experiments.config import (
+    LR_SCHEDULES,
+    METHODS,
+    OPTIMIZERS,
+    PRECISIONS,
+    TRAINABLE,
+    RunConfig,
+    option,
+    plain_type,
+)
+from lsg.experiments.config_file import read_settings
+from lsg.experiments.listener import Listener, RunPlan
+from lsg.experiments.presets import preset
+from lsg.experiments.run import RunResult, run
+from lsg.rounding import epsilon_text
+from lsg.tasks.catalog import TASKS
+from lsg.tasks.models import ZOO
+
+# Every field of RunConfig is an option; a field without a line here is an error at import.
+_HELP = {
+    "What": {
+        "task": f"One of {', '.join(TASKS)}.",
+        "data": "A local path or a hub name. Without it, the task's own source.",
+        "model": f"A hub id, a local folder, or one of {', '.join(ZOO)} for images.",
+        "method": f"One of {', '.join(METHODS)}.",
+        "text_column": "Of your own texts; guessed without it.",
+        "pair_column": "Of the second text of a pair.",
+        "label_column": "Of the labels.",
+        "max_length": "Tokens of a text; the rest is cut off.",
+        "train_limit": "Use so many training records only, the same for every seed; 0 uses all.",
+        "validation": "Hold out so many training records and score on them: for tuning.",
+    },
+    "Privacy": {
+        "epsilon": "The privacy budget. This or --noise-multiplier.",
+        "noise_multiplier": "Standard deviation of the noise over the clipping threshold.",
+        "delta": "Well below one over the number of records.",
+        "accountant": "prv, pld or rdp.",
+        "clipping": "flat, per_layer or automatic.",
+        "max_grad_norm": "Clipping threshold of a sample's gradient.",
+    },
+    "Method": {
+        "rank": "r of lsg and rgp.",
+        "sparsity": "p of lsg and sparse-dpsgd: the share of units that is not trained.",
+        "importance": "What makes a unit worth training: weight, or random, factor, direct (negative results).",
+        "trainable": f"One of {', '.join(TRAINABLE)}: paper trains weight matrices and the head.",
+        "head_scale": "Factor on the head's gradients before clipping.",
+    },
+    "Training": {
+        "optimizer": f"One of {', '.join(OPTIMIZERS)}.",
+        "lr": "Learning rate.",
+        "lr_schedule": f"One of {', '.join(LR_SCHEDULES)}.",
+        "momentum": "Of sgd.",
+        "weight_decay": "Of either optimizer.",
+        "adam_eps": "Of adam.",
+        "batch_size": "Expected size of a Poisson batch.",
+        "epochs": "Expected passes over the records.",
+        "seed": "Of new weights, batches, projections and noise: repeats a run. Without it, a secret one is drawn.",
+    },
+    "Machine (none of these changes a guarantee)": {
+        "device": "auto, cpu, cuda, cuda:1, ...",
+        "precision": f"One of {', '.join(PRECISIONS)}.",
+        "max_physical_batch_size": "Samples computed at once: lower it if memory runs out.",
+        "compile": "Compile the model: worth it for long runs.",
+        "cuda_graphs": "Record and replay the GPU's work.",
+    },
+}
+
+
+def train(
+    output: Path, config: Path | None = None, resume: bool = False, checkpoint_every: int = 0, **given: Any
+) -> None:
+    """Train a model with differential privacy, on a task of the paper or on your own data.
+
+    Options that are not given come from --config, and what is not there from the task's preset: the paper's values.
+    """
+    console = Console()
+    settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
+    result = _watched(console, settings, output, resume, checkpoint_every)
+    console.print(_summary(result))
+    console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
+    console.print(f"{output}: model/, privacy.json (attach it to a release), metrics.jsonl, config.toml", style="dim")
+
+
+def _signature() -> inspect.Signature:
+    """The options: those of the command itself, then one for each field of RunConfig. None means not given."""
+    own = [
+        ("output", Path, ..., typer.Option(help="Folder for the model and all that is told about it.")),
+        (
+            "config",
+            Path | None,
+            None,
+            typer.Option(help="A TOML or YAML file of settings, such as a run's config.toml."),
+        ),
+        ("resume", bool, False, typer.Option("--resume", help="Go on with the run that --output holds.")),
+        (
+            "checkpoint_every",
+            int,
+            0,
+            typer.Option(help="Steps between checkpoints; 0: after epochs, when it is worth it.", min=0),
+        ),
+    ]
+    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
+    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
+    assert not missing, f"options and RunConfig differ: {missing}"
+    generated = [
+        (name, plain_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
+        for panel, options in _HELP.items()
+        for name, text in options.items()
+    ]
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kind, opt],
+            default=inspect.Parameter.empty if default is ... else default,
+        )
+        for name, kind, default, opt in (*own, *generated)
+    ]
+    return inspect.Signature(parameters)
+
+
+train.__signature__ = _signature()  # type: ignore[attr-defined]
+train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
+
+
+def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> RunConfig:
+    """Options before the file, the file before the preset. A resumed run starts from what it was begun with."""
+    begun = output / "config.toml"
+    layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
+    layers += [] if config is None else [read_settings(config)]
+    known: dict[str, Any] = {}
+    for layer in (*layers, given):
+        if {"epsilon", "noise_multiplier"} & layer.keys() or layer.get("method") == "non-private":
+            known = {key: value for key, value in known.items() if key not in ("epsilon", "noise_multiplier")}
+        known |= layer
+    source = str(config or begun) if layers else "options"
+    if "task" not in known:
+        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
+    usual = preset(str(known["task"]), str(known.get("method", RunConfig.method)))
+    # A secret seed, as secret data need; the run's config.toml keeps it for --resume.
+    return RunConfig.from_dict({"seed": secrets.randbits(63), **usual, **known}, source)
+
+
+def _watched(console: Console, config: RunConfig, output: Path, resume: bool, checkpoint_every: int) -> RunResult:
+    bar = Progress(
+        TextColumn("epoch {task.fields[epoch]}/" + str(config.epochs)),
+        BarColumn(bar_width=20),
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TextColumn("ε {task.fields[epsilon]}  {task.fields[speed]} samples/s  ETA"),
+        TimeRemainingColumn(),
+        TextColumn("loss {task.fields[loss]} [dim](not private)"),
+        console=console,
+    )
+    with bar:
+        return run(config, output, resume=resume, listener=_Bar(bar), checkpoint_every=checkpoint_every)
+
+
+class _Bar(Listener):
+    """A progress bar; where the output is not a terminal, one line an epoch."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._batch_size = bar, 0
+        self._task = TaskID(0)
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
+
+    def started(self, plan: RunPlan) -> None:
+        self._batch_size = plan.batch_size
+        self._bar.console.print(
+            f"{plan.records:,} records, {plan.steps:,} steps of about {plan.batch_size:,}, noise multiplier "
+            f"{plan.noise_multiplier:.4g} on {plan.noise_dimensions:,} numbers for {plan.trained_parameters:,} trained "
+            "parameters",
+            soft_wrap=True,
+            highlight=False,
+        )
+        shown: dict[str, Any] = {"epoch": plan.epochs_done + 1, "epsilon": "0.00", "speed": "-", "loss": "-"}
+        self._task = self._bar.add_task("", total=plan.steps, completed=plan.steps_done, **shown)
+
+    def step(self, done: int) -> None:
+        rate = self._bar.tasks[0].speed
+        self._bar.update(self._task, completed=done, speed=f"{rate * self._batch_size:,.0f}" if rate else "-")
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        epsilon, loss = epsilon_text(row["epsilon"]), "-" if row["loss"] is None else f"{row['loss']:.3f}"
+        steps = self._bar.tasks[0].total or 0
+        following = row["epoch"] + (row["steps"] < steps)
+        self._bar.update(self._task, completed=row["steps"], epoch=following, epsilon=epsilon, loss=loss)
+        if not self._bar.console.is_terminal:
+            self._bar.console.print(
+                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {epsilon}, loss {loss} (not private), "
+                f"{row['samples_per_second']:,.0f} samples/s",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+
+def _summary(result: RunResult) -> Table:
+    config = result.config
+    table = Table(title=f"{TASKS[config.task].title}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for part, score in result.scores.items():
+        table.add_row(f"accuracy on {part}", f"{100 * score:.2f} %")
+    if len(result.scores) > 1:
+        table.add_row("mean accuracy", f"{100 * result.score:.2f} %")
+    table.add_row("method", str(config.make_method()))
+    spent = epsilon_text(result.epsilon)
+    table.add_row("privacy spent", f"ε = {spent}" + (f", δ = {config.delta:g}" if result.epsilon is not None else ""))
+    table.add_row("noise multiplier", f"{result.noise_multiplier:.4g}")
+    table.add_row("steps", f"{result.steps:,}")
+    table.add_row("training time", f"{result.seconds:.1f} s")
+    return table
