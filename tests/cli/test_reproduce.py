@@ -114,3 +114,15 @@ def test_results_of_other_settings_are_not_reused(tmp_path: Path, fake: FakeRun)
 def test_bad_options_are_named(tmp_path: Path, fake: FakeRun, arguments: list[str], message: str) -> None:
     answer = lsg(tmp_path / "new", *arguments)
     assert answer.exit_code == 2 and message in answer.output and not (tmp_path / "new").exists()
+
+
+def test_a_real_run_is_trained_and_drawn(tmp_path: Path) -> None:
+    """The one test here that trains: 20 epochs of a small CNN."""
+    answer = lsg(tmp_path, "figure-weights")
+    assert answer.exit_code == 0, answer.output
+    drawn = (tmp_path / "figure-weights.svg").read_text()
+    assert "digits, small-cnn (stand-in for SST-2), after non-private training: convs.1.weight" in drawn
+    assert re.search(r"1 of 1  digits-non-private-seed0: 9\d\.\d %", answer.output)
+
+    answer = lsg(tmp_path, "figure-weights", "--layer", "convs.7")
+    assert answer.exit_code == 1 and "Failed: figure-weights: --layer 'convs.7' is none of" in answer.output
