@@ -12,9 +12,10 @@ from lsg.cli.errors import one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.reproduce import reproduce
+from lsg.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (bench, budget, demo, explain, report, reproduce):
+for command in (bench, budget, demo, explain, report, reproduce, train):
     app.command()(one_line_errors(command))
 
 
