@@ -45,7 +45,7 @@ def measure(
         timing = Timing(name, samples)
         timings.append(timing)
         try:
-            before = _reserved(device)
+            before = _held(device)
             start = time.perf_counter()
             step = build()
             step()
@@ -79,21 +79,26 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _reserved(device: torch.device) -> int:
-    """Bytes held from the device. Not bytes in tensors: the memory of a CUDA graph belongs to no tensor."""
+def _held(device: torch.device) -> int:
+    """Bytes in tensors, and what CUDA graphs keep to themselves, which belongs to no tensor."""
     if device.type != "cuda":
         return 0
     gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device)
+    return torch.cuda.memory_allocated(device) + _graph_bytes()
+
+
+def _graph_bytes() -> int:
+    """Memory of the graphs' private pools that no tensor has."""
+    private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
+    return sum(segment["total_size"] - segment["allocated_size"] for segment in private)
 
 
 def _peak(step: Step, device: torch.device, before: int) -> int | None:
     """Peak bytes of a step with all that belongs to the contender: its weights and optimizer state too."""
     if device.type != "cuda":
         return None  # a process has one peak, which contenders share
-    _reserved(device)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     step()
     _wait(device)
-    return torch.cuda.max_memory_reserved(device) - before
+    return torch.cuda.max_memory_allocated(device) + _graph_bytes() - before

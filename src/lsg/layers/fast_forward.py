@@ -4,6 +4,7 @@ Only the forward proper is replaced. What decides on batches and subspaces runs 
 graph has no breaks and takes carriers and subspaces as inputs.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ class FastForward:
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
         self.plain = swap_in(model, "forward", _forward)
-        run: Callable[..., Any] = torch.compile(self.plain) if compiled else self.plain
+        run: Callable[..., Any] = torch.compile(_of_its_own(self.plain)) if compiled else self.plain
         self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
         self._run = self._graphed or run
         model.__dict__["_lsg_fast"] = self
@@ -68,6 +69,17 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _forward.__name__ = "forward"
+_numbers = itertools.count()
+
+
+def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with code of its own: PyTorch compiles a piece of code a few times only, whoever shares it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"forward_{next(_numbers)}")
+    return run
 
 
 def pad_rows(inputs: Any, size: int, padded: int) -> Any:

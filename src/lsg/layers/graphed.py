@@ -58,13 +58,14 @@ class CudaTape:
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = run()
-        except RuntimeError:
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):  # PyTorch's generator waits for a recording that succeeds
-                torch.ones((), device="cuda").add_(1)
-            raise
+        with torch.cuda.stream(torch.cuda.current_stream()):  # a recording that fails does not go back to it by itself
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    results = run()
+            except RuntimeError:
+                with torch.cuda.graph(torch.cuda.CUDAGraph()):  # nor does PyTorch's generator, before one succeeds
+                    torch.ones((), device="cuda").add_(1)
+                raise
         return results, graph.replay
 
 
@@ -140,16 +141,16 @@ class _Recording:
         self._reached: list[int] = []  # which carriers get a gradient
 
     def record(self, tape: Tape) -> None:
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # a cached cast would belong to no recording
+        torch.clear_autocast_cache()  # a cast from before would belong to no recording
         try:
             with tape.rehearsal():
                 self._output_gradients = [torch.zeros_like(output) for output in self._record_forward()]
                 self._record_backward()
+            torch.clear_autocast_cache()
             self._outputs, self._run_forward = tape.record(self._record_forward)
             self._gradients, self._run_backward = tape.record(self._record_backward)
         finally:
-            torch.set_autocast_cache_enabled(cached)
+            torch.clear_autocast_cache()
             self._live = []
 
     def _record_forward(self) -> list[Tensor]:
