@@ -67,6 +67,7 @@ def test_tables_say_what_the_runs_did(grid: Path) -> None:
     page = grid.read_text()
     assert "39 runs, 1 incomplete" in page
     assert re.search(r"lsg r=8 p=0.5, ε=3.3</th><td[^>]*>3.30</td><td[^>]*>\d\d\.\d\d ± \d\.\d\d</td>", page)
+    assert "where the training data are secret, so is this page" in page  # it holds losses and seeds
     assert "No privacy is claimed." in page and "loss (not private)" in page
     assert page.count("<details id=") == 39 and "No privacy statement yet" in page
 
