@@ -162,8 +162,8 @@ class _Training:
             board.write(rows[-1])
             self.listener.epoch(rows[-1])
 
-        self.listener.started(self._plan(start))
         try:
+            self.listener.started(self._plan(start))
             train(
                 self.model,
                 self.optimizer,

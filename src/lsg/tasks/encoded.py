@@ -115,7 +115,7 @@ def encode_texts(
         types += made["token_type_ids"] if wants_types else []
         report(len(ids))
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.long)
-    width = _rounded_up(int(lengths.max())) if len(lengths) else WIDTH_STEP
+    width = min(_rounded_up(int(lengths.max())), max_length)  # a model may have no positions past max_length
     return EncodedTexts(
         _matrix(ids, lengths, width, tokenizer.pad_token_id).to(device),
         _matrix(types, lengths, width, 0).to(device) if wants_types else None,

@@ -71,7 +71,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
                 ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
                 output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # of transformers, safetensors or the hub's client
             raise ConfigurationError(f"--model {name}: cannot load its weights ({_first_line(error)})") from None
     new = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
@@ -90,7 +90,7 @@ def _text_config(name: str) -> Any:
     _check_folder(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of transformers, safetensors or the hub's client
         raise ConfigurationError(f"--model {name}: cannot load its configuration ({_first_line(error)})") from None
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
@@ -119,8 +119,10 @@ def load_tokenizer(name: str) -> Any:
         _check_folder(name)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # of transformers, tokenizers or the hub's client
             raise ConfigurationError(f"--model {name}: cannot load its tokenizer ({_first_line(error)})") from None
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
+        raise ConfigurationError(f"--model {name}: it has no tokenizer")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:
@@ -216,4 +218,4 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
