@@ -1,0 +1,159 @@
+"""`lsg train`: options before file before preset, the whole way to a model, and one line for every mistake."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lsg.cli import app
+from lsg.cli.train import _settings
+from lsg.experiments.config import RunConfig, option
+from lsg.experiments.config_file import read_settings
+from tests.tasks.tiny import glue_sst2, tiny_bert
+
+FAST = ("--task", "digits", "--epochs", "2", "--accountant", "rdp", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lsg(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "150"})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("train") / "run"
+    answer = lsg("train", *FAST, "--epsilon", "3", "--seed", "7", "--output", folder)
+    assert answer.exit_code == 0, answer.output
+    return folder, answer.stdout
+
+
+def test_every_setting_has_an_option() -> None:
+    shown = lsg("train", "--help").stdout
+    for field in dataclasses.fields(RunConfig):
+        assert f"{option(field.name)} " in shown, field.name
+    for own in ("--output", "--config", "--resume", "--checkpoint-every"):
+        assert own in shown
+
+
+def test_a_run_tells_what_it_did(finished: tuple[Path, str]) -> None:
+    folder, shown = finished
+    result = json.loads((folder / "result.json").read_text())
+    assert result["config"]["seed"] == 7 and result["config"]["batch_size"] == 512  # the preset's
+    assert 2.9 < result["epsilon"] <= 3.0
+    assert f"{100 * result['score']:.2f} %" in shown and "ε = 3.00" in shown
+    assert shown.count("loss") == shown.count("(not private)") > 0
+    assert result["privacy"]["statement"] in shown
+    assert "epoch 1: score" in shown and "epoch 2: score" in shown  # not a terminal: lines instead of a bar
+
+
+def test_resume_needs_no_other_option_and_repeats_nothing(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    before = (folder / "result.json").read_bytes()
+    assert lsg("train", "--resume", "--output", folder).exit_code == 0
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_resume_with_another_option_names_it(finished: tuple[Path, str]) -> None:
+    answer = lsg("train", "--resume", "--output", finished[0], "--epsilon", "4", "--epochs", "2")
+    assert answer.exit_code == 2
+    assert answer.stderr.splitlines() == [
+        f"Error: --resume: the run in {finished[0]} was begun with --epsilon 3.0 (now 4.0)"
+    ]
+
+
+def test_a_written_configuration_repeats_the_run(finished: tuple[Path, str], tmp_path: Path) -> None:
+    answer = lsg("train", "--config", finished[0] / "config.toml", "--output", tmp_path / "again")
+    assert answer.exit_code == 0, answer.output
+    for name in ("config.toml", "privacy.json", "model/model.safetensors"):
+        assert (tmp_path / "again" / name).read_bytes() == (finished[0] / name).read_bytes(), name
+
+
+def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("task: digits\nepsilon: 2\nlr: 1e-1\nepochs: 5\n")
+    found = _settings(tmp_path / "run", file, False, {"epochs": 6, "rank": 4})
+    assert (found.epsilon, found.lr, found.epochs, found.rank) == (2.0, 0.1, 6, 4)
+    assert (found.model, found.optimizer, found.batch_size) == ("small-cnn", "sgd", 512)
+
+
+def test_a_budget_on_the_command_line_replaces_the_one_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('task = "digits"\nepsilon = 2\n')
+    found = _settings(tmp_path / "run", file, False, {"noise_multiplier": 1.5})
+    assert (found.epsilon, found.noise_multiplier) == (None, 1.5)
+    plain = _settings(tmp_path / "run", file, False, {"method": "non-private"})
+    assert plain.epsilon is None and plain.lr == 0.05
+
+
+def test_without_a_seed_a_secret_one_is_drawn(tmp_path: Path) -> None:
+    seeds = {_settings(tmp_path, None, False, {"task": "digits", "epsilon": 1.0}).seed for _ in range(3)}
+    assert len(seeds) == 3 and all(seed > 2**32 for seed in seeds)  # false alarm: 3 in 2^31
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epsilon", "3"], "--task is missing: one of sst2"),
+        (["--task", "sst3", "--epsilon", "3"], "--task 'sst3' is not known"),
+        (["--task", "digits"], "--method lsg needs --epsilon or --noise-multiplier"),
+        (["--task", "digits", "--epsilon", "3", "--method", "dp"], "--method 'dp' must be one of"),
+        (["--task", "digits", "--epsilon", "3", "--rank", "0"], "rank=0"),
+        (["--task", "digits", "--epsilon", "3", "--batch-size", "5000"], "--batch-size 5000 is more than the 1,437"),
+        (["--task", "digits", "--epsilon", "3", "--device", "cuda:77"], "--device cuda:77 cannot be used"),
+        (["--task", "sst2", "--epsilon", "3", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--config", "/nowhere/at/all.toml"], "--config /nowhere/at/all.toml: cannot be read"),
+        (["--task", "digits", "--epsilon", "0.0001", "--delta", "1e-300"], "target_epsilon=0.0001 cannot be reached"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    answer = lsg("train", *arguments, "--output", tmp_path / "run")
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("Error: ") and len(answer.stderr.splitlines()) == 1
+    assert message in answer.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_row_and_a_model_without_classifier_are_named(tmp_path: Path) -> None:
+    data, model = glue_sst2(tmp_path / "SST-2"), tiny_bert(tmp_path / "bert")
+    budget = ("--epsilon", "3", "--task", "sst2", "--output", tmp_path / "run")
+    with (data / "train.tsv").open("a") as file:
+        file.write("the film was cut o")
+    answer = lsg("train", *budget, "--data", data, "--model", model)
+    assert answer.exit_code == 2 and "train.tsv" in answer.stderr and "98" in answer.stderr
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | {"model_type": "clip_vision_model"}))
+    answer = lsg("train", *budget, "--data", glue_sst2(tmp_path / "whole"), "--model", model)
+    assert answer.exit_code == 2 and str(model) in answer.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_the_command_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml.partial").symlink_to("/dev/full")
+    answer = lsg("train", *FAST, "--epsilon", "3", "--output", tmp_path / "run")
+    assert answer.exit_code == 1
+    assert answer.stderr == f"Error: cannot write {tmp_path / 'run' / 'config.toml'} (No space left on device)\n"
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_texts_by_local_folder_the_whole_way(tmp_path: Path) -> None:
+    answer = lsg(
+        *("train", "--task", "sst2", "--data", glue_sst2(tmp_path / "SST-2"), "--model", tiny_bert(tmp_path / "bert")),
+        *("--method", "lsg", "--epsilon", "8", "--delta", "1e-3", "--rank", "2", "--batch-size", "24", "--epochs", "2"),
+        *("--max-length", "32", "--device", "cpu", "--output", tmp_path / "run"),
+    )
+    assert answer.exit_code == 0, answer.output
+    assert "accuracy on dev" in answer.stdout and "new, seeded weights for classifier.bias" in answer.stdout
+    assert read_settings(tmp_path / "run" / "config.toml")["head_scale"] == 0.1  # GLUE's preset
