@@ -1,6 +1,8 @@
 """The training loop: what it records, what it calls, and that it leaves the accounting to the engine."""
 
 import math
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, ConfigurationError, NonPrivate, PrivacyEngine
-from lsg.training import Epoch, accuracy, train
+from lsg.checkpoint import load_checkpoint, save_checkpoint
+from lsg.training import Epoch, Progress, accuracy, train
 
 DELTA = 1e-3
 RECORDS, BATCH = 60, 20
@@ -90,6 +93,41 @@ def test_an_epoch_that_drew_no_sample_has_no_loss_but_is_accounted() -> None:
     history = train(*made, engine, epochs=1, delta=DELTA)
     assert math.isnan(history[0].loss) and history[0].epsilon > 0
     assert len(engine.accountant) == RECORDS // BATCH
+
+
+def test_samples_and_the_learning_rate_of_the_last_step_are_recorded() -> None:
+    model, optimizer, loader, engine = parts()
+    drawn: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        drawn.append(len(batch[0]))
+        optimizer.param_groups[0]["lr"] = 0.1 * len(drawn)
+        return model(batch[0]).sum() / len(batch[0])
+
+    (epoch,) = train(model, optimizer, loader, engine, epochs=1, delta=DELTA, loss=loss)
+    assert epoch.samples == sum(drawn) and epoch.lr == pytest.approx(0.1 * len(drawn))
+
+
+def test_it_saves_after_epochs_and_every_so_many_steps_and_goes_on_from_there(tmp_path: Path) -> None:
+    *made, engine = parts()
+    saved: list[Progress] = []
+
+    def save(point: Progress) -> None:
+        saved.append(point)
+        if point.steps == 4:  # in the middle of the second epoch
+            save_checkpoint(tmp_path / "state", engine=engine, extra=asdict(point))
+
+    whole = train(*made, engine, epochs=2, delta=DELTA, save=save, save_every=2)
+    assert [(point.epochs, point.steps) for point in saved] == [(0, 2), (1, 3), (1, 4), (1, 6), (2, 6)]
+    assert saved[0].samples > 0 and saved[0].loss > 0 and saved[0].seconds > 0
+    assert saved[1] == Progress(epochs=1, steps=3, lr=0.5)
+
+    *made, engine = parts()
+    start = Progress(**load_checkpoint(tmp_path / "state", engine=engine))
+    assert start == saved[2]
+    (rest,) = train(*made, engine, epochs=2, delta=DELTA, start=start)
+    assert rest.seconds > start.seconds
+    assert replace(rest, seconds=0) == replace(whole[1], seconds=0)
 
 
 def test_zero_epochs_are_refused() -> None:

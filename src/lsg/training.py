@@ -6,7 +6,7 @@ It prints nothing and knows no data set; `on_step` and `on_epoch` are where a pr
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -94,21 +94,29 @@ def train(
     history: list[Epoch] = []
     now = start or Progress()
     while now.epochs < epochs:
-        now, epoch = _epoch(model, optimizer, loader, now, loss=loss, on_step=on_step, save=save, save_every=save_every)
-        record = replace(
-            epoch,
-            epsilon=engine.get_epsilon(delta),
-            score=None if evaluate is None else _evaluated(model, evaluate),
+        end = _rest_of_epoch(
+            model, optimizer, loader, now, loss=loss, on_step=on_step, save=save, save_every=save_every
         )
-        history.append(record)
+        epoch = Epoch(
+            number=end.epochs + 1,
+            steps=end.steps,
+            epsilon=engine.get_epsilon(delta),
+            loss=end.loss / end.samples if end.samples else math.nan,
+            score=None if evaluate is None else _evaluated(model, evaluate),
+            seconds=end.seconds,
+            samples=end.samples,
+            lr=end.lr,
+        )
+        history.append(epoch)
         if on_epoch is not None:
-            on_epoch(record)
+            on_epoch(epoch)
+        now = Progress(end.epochs + 1, end.steps, lr=end.lr)
         if save is not None:
             save(now)
     return history
 
 
-def _epoch(
+def _rest_of_epoch(
     model: nn.Module,
     optimizer: PrivateOptimizer,
     loader: PrivateDataLoader,
@@ -118,8 +126,8 @@ def _epoch(
     on_step: Callable[[int], None] | None,
     save: Callable[[Progress], None] | None,
     save_every: int,
-) -> tuple[Progress, Epoch]:
-    """The rest of the epoch in progress: where the loop stands after it, and its record but for epsilon and score."""
+) -> Progress:
+    """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete."""
     model.train()
     steps, samples, lr = now.steps, now.samples, now.lr
     total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
@@ -138,13 +146,12 @@ def _epoch(
             if on_step is not None:
                 on_step(steps)
             if save is not None and save_every and steps % save_every == 0:
+                so_far = float(total)  # waits for the device
                 seconds = time.perf_counter() - started
-                save(Progress(now.epochs, steps, float(total), samples, seconds, lr))
+                save(Progress(now.epochs, steps, so_far, samples, seconds, lr))
                 started = time.perf_counter() - seconds  # saving is not training
-    mean = float(total) / samples if samples else math.nan  # waits for the device
-    seconds = time.perf_counter() - started
-    record = Epoch(now.epochs + 1, steps, math.nan, mean, None, seconds, samples, lr)
-    return Progress(now.epochs + 1, steps, lr=lr), record
+    whole = float(total)  # waits for the device
+    return Progress(now.epochs, steps, whole, samples, time.perf_counter() - started, lr)
 
 
 @torch.no_grad()

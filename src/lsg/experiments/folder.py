@@ -102,7 +102,9 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror or error})") from error
+        if error.strerror is None:
+            raise  # one of ours, which names its file
+        raise OSError(f"cannot write {path} ({error.strerror})") from error
     except SafetensorError as error:
         raise OSError(f"cannot write {path} ({error})") from error
 

@@ -9,6 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +205,18 @@ def _quiet_transformers() -> Iterator[None]:
             "tasks of texts need the package transformers: pip install 'lsg-dp[transformers]'"
         ) from None
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = getLogger("huggingface_hub")  # warns of each try to reach a hub, before the one error
+    verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
+    hub.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(verbosity)
+        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()
 
