@@ -2,7 +2,7 @@
 
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, LsgError, PrivacyError
+from lsg.errors import BudgetExceeded, ConfigurationError, LsgError, PrivacyError
 from lsg.explain import explain
 from lsg.fix import fix
 from lsg.methods import DPSGD, LSG, RGP, NonPrivate, SparseDPSGD
@@ -14,6 +14,7 @@ __all__ = [
     "DPSGD",
     "LSG",
     "RGP",
+    "BudgetExceeded",
     "ConfigurationError",
     "Constant",
     "LsgError",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
+from lsg.ledger import sync_folder
 
 VERSION = 1
 _KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON
@@ -63,11 +64,11 @@ def save_checkpoint(
         aside.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine) -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, replay: bool = True) -> dict[str, Any]:
     """Continue a saved run with this engine, its model and its optimizer; returns `extra`.
 
     The engine must be attached by `make_private` with the arguments of that run. All is checked before any of it is
-    changed; a damaged file, or a run that is not this one, is refused.
+    changed; a damaged file, or a run that is not this one, is refused. replay: see `PrivacyEngine.load_state_dict`.
     """
     path, run = Path(path), engine.run
     state = _read(path)
@@ -79,7 +80,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine) -> d
         raise type(error)(f"checkpoint '{path}': {error}") from None
     run.module.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
-    engine.load_state_dict(state["engine"])
+    engine.load_state_dict(state["engine"], replay=replay)
     for device, random_state in state["random"].items():
         if device == "cpu":
             torch.set_rng_state(random_state)
@@ -87,16 +88,6 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine) -> d
             torch.cuda.set_rng_state(random_state, device)
     extra: dict[str, Any] = state["extra"]
     return extra
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder survive a power failure (where folders can be opened: not on Windows)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

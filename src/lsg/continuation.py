@@ -6,19 +6,18 @@ reads it can undo the noise: keep it as secret as the data.
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lsg.accounting import Accountant, create_accountant
 from lsg.books import Books
-from lsg.errors import ConfigurationError, PrivacyError
+from lsg.errors import ConfigurationError
 from lsg.gradients import PrivateGradients
 from lsg.methods import Method
+from lsg.noise import fresh_generator
 from lsg.optimizer import PrivateOptimizer, Progress
 from lsg.sampling import LogicalBatches
 
@@ -65,19 +64,16 @@ class Run:
                     f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
                     "make_private must get what it got when that run began"
                 )
-        saved_books = create_accountant(self.books.accountant.name)
-        saved_books.load_state_dict(state["books"]["accountant"])
-        _check_spent(saved_books, self.books.accountant)
+        self.books.check(state["books"])
         _check_generator("sampling", self.sampler.generator, state["sampling"])
         private = self._private()
         if private is not None:
             _check_generator("projection", private.recorder.generator, state["projection"]["generator"])
             _check_generator("noise", private.noise_generator, state["noise"])
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, *, replay: bool) -> None:
         self.check(state)
         progress = Progress(**state["progress"])
-        self.books.load_state_dict(state["books"])
         self.sampler.load_state(progress.epochs, state["sampling"])
         self.optimizer.noise_multiplier = state["noise_multiplier"]
         private = self._private()
@@ -85,6 +81,11 @@ class Run:
             private.recorder.load_state_dict(state["projection"])
             private.noise_generator.set_state(state["noise"])
             self.optimizer.max_grad_norm = state["max_grad_norm"]
+        if not self.books.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
+            # Lost steps were charged as what they are: noise of their own on samples of their own.
+            progress = replace(progress, micro=0, partial_sum=None)
+            for generator in (self.sampler.generator, *([private.noise_generator] if private else [])):
+                generator.set_state(fresh_generator(generator.device).get_state())
         self.optimizer.resume(progress)
 
     def _private(self) -> PrivateGradients | None:
@@ -98,19 +99,6 @@ _KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_
 def describe(method: Method) -> str:
     """A method in words that are the same in another process: objects without a repr of their own show an address."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(method))
-
-
-def _check_spent(saved: Accountant, own: Accountant) -> None:
-    """What this engine has spent must be part of what the state says was spent."""
-    totals = {accountant: Counter[tuple[float, float]]() for accountant in (saved, own)}
-    for accountant, total in totals.items():
-        for noise, rate, steps in accountant.history:
-            total[noise, rate] += steps
-    if not totals[own] <= totals[saved]:
-        raise PrivacyError(
-            f"the saved run has spent {len(saved)} steps, but this engine has spent {len(own)} already, which loading "
-            "it would forget: load it into a new engine"
-        )
 
 
 def _check_generator(name: str, generator: torch.Generator, state: Tensor) -> None:

@@ -1,6 +1,7 @@
 """`PrivacyEngine`: puts plan, rules, sampling, clipping, noise and accounting together behind Opacus's API."""
 
 import hashlib
+import os
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lsg.accounting import Accountant, calibrate_noise, create_accountant
-from lsg.books import Books
+from lsg.accounting import Accountant, Phase, calibrate_noise, create_accountant
+from lsg.books import Books, Target
 from lsg.clipping import Clipper, Clipping
 from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
@@ -17,6 +18,7 @@ from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
 from lsg.layers.recorder import Recorder, batch_size
 from lsg.layers.site import is_private
+from lsg.ledger import Ledger, fingerprint
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise import fresh_generator
@@ -32,10 +34,12 @@ class PrivacyEngine:
     """Makes a model, an optimizer and a loader train with differential privacy, and keeps the books.
 
     accountant: "prv" (as the paper), "pld" or "rdp". Neighbouring data sets differ in one record (add or remove).
+    ledger: a file where each step is written down before its noise is drawn, so that a crash hides none.
     """
 
-    def __init__(self, *, accountant: str = "prv") -> None:
+    def __init__(self, *, accountant: str = "prv", ledger: str | os.PathLike[str] | None = None) -> None:
         self.accountant: Accountant = create_accountant(accountant)
+        self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
         self._plain: _BatchSizeProbe | None = None
         self._sampling: SamplingPlan | None = None
@@ -61,7 +65,10 @@ class PrivacyEngine:
         noise_generator: torch.Generator | None = None,
         perf: PerfConfig | None = None,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
-        """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta)."""
+        """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta).
+
+        The optimizer raises BudgetExceeded instead of a step that would pass the target.
+        """
         if isinstance(method, NonPrivate):
             raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
         if not isinstance(epochs, int) or epochs < 1:
@@ -82,7 +89,7 @@ class PrivacyEngine:
             sample_rate=sample_rate,
             steps=steps,
         )
-        return self.make_private(
+        private = self.make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -97,6 +104,9 @@ class PrivacyEngine:
             noise_generator=noise_generator,
             perf=perf,
         )
+        planned = Phase(noise_multiplier, sample_rate, steps)
+        self.run.books.target = Target(self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned)
+        return private
 
     def make_private(
         self,
@@ -179,7 +189,7 @@ class PrivacyEngine:
                 noise_generator=noise_generator or streams.make("noise", device),
             )
         self._sampling = sampling
-        books = Books(self.accountant, sampling)
+        books = Books(self.accountant, sampling, ledger=self._ledger, weights=lambda: fingerprint(trained))
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
@@ -245,13 +255,15 @@ class PrivacyEngine:
         """
         return self.run.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = True) -> None:
         """Continue that run: the next loop over the loader goes on with the very next micro-batch.
 
         Call it after a `make_private` with the same arguments. A state of another plan is refused, and so is one that
-        has spent less than this engine.
+        has spent less than this engine, or than the ledger.
+        replay: repeat the steps that the ledger recorded after the state was taken, exactly, which costs nothing more.
+            With False they are charged, and samples and noise from here on are new.
         """
-        self.run.load_state_dict(state)
+        self.run.load_state_dict(state, replay=replay)
 
     @property
     def run(self) -> Run:

@@ -11,3 +11,7 @@ class ConfigurationError(LsgError, ValueError):
 
 class PrivacyError(LsgError, RuntimeError):
     """Going on would break the privacy guarantee, or make the reported epsilon wrong."""
+
+
+class BudgetExceeded(PrivacyError):  # noqa: N818  (it ends a run as planned; nothing went wrong)
+    """The next step would pass the target epsilon. It was not taken."""
