@@ -164,57 +164,72 @@ def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, 
 
 def _watched(console: Console, config: RunConfig, output: Path, resume: bool, checkpoint_every: int) -> RunResult:
     bar = Progress(
-        TextColumn("epoch {task.fields[epoch]}/" + str(config.epochs)),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        TextColumn("step"),
         MofNCompleteColumn(),
-        TextColumn("ε {task.fields[epsilon]}  {task.fields[speed]} samples/s  ETA"),
+        TextColumn("{task.fields[state]}"),
+        TextColumn("ETA"),
         TimeRemainingColumn(),
-        TextColumn("loss {task.fields[loss]} [dim](not private)"),
         console=console,
     )
     with bar:
-        return run(config, output, resume=resume, listener=_Bar(bar), checkpoint_every=checkpoint_every)
+        return run(config, output, resume=resume, listener=_Bar(bar, config.epochs), checkpoint_every=checkpoint_every)
 
 
 class _Bar(Listener):
     """A progress bar; where the output is not a terminal, one line an epoch."""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar, self._batch_size = bar, 0
-        self._task = TaskID(0)
+    def __init__(self, bar: Progress, epochs: int) -> None:
+        self._bar, self._epochs, self._batch_size = bar, epochs, 0
+        self._task: TaskID | None = None
+        self._epsilon, self._loss = "0.00", "-"
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
 
+    def tokenized(self, part: str, done: int, total: int) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task(f"tokenizing {part}", total=total, state="")
+        self._bar.update(self._task, completed=done)
+        if done == total:
+            self._bar.remove_task(self._task)
+            self._task = None
+
     def started(self, plan: RunPlan) -> None:
-        self._batch_size = plan.batch_size
-        self._bar.console.print(
+        self._batch_size, self._epsilon = plan.batch_size, epsilon_text(plan.epsilon)
+        self.note(
             f"{plan.records:,} records, {plan.steps:,} steps of about {plan.batch_size:,}, noise multiplier "
             f"{plan.noise_multiplier:.4g} on {plan.noise_dimensions:,} numbers for {plan.trained_parameters:,} trained "
-            "parameters",
-            soft_wrap=True,
-            highlight=False,
+            "parameters"
         )
-        shown: dict[str, Any] = {"epoch": plan.epochs_done + 1, "epsilon": "0.00", "speed": "-", "loss": "-"}
-        self._task = self._bar.add_task("", total=plan.steps, completed=plan.steps_done, **shown)
+        label = self._label(plan.epochs_done + 1)
+        self._task = self._bar.add_task(label, total=plan.steps, completed=plan.steps_done, state=self._state(None))
 
     def step(self, done: int) -> None:
-        rate = self._bar.tasks[0].speed
-        self._bar.update(self._task, completed=done, speed=f"{rate * self._batch_size:,.0f}" if rate else "-")
+        assert self._task is not None
+        self._bar.update(self._task, completed=done, state=self._state(self._bar.tasks[0].speed))
 
     def epoch(self, row: dict[str, Any]) -> None:
-        epsilon, loss = epsilon_text(row["epsilon"]), "-" if row["loss"] is None else f"{row['loss']:.3f}"
-        steps = self._bar.tasks[0].total or 0
-        following = row["epoch"] + (row["steps"] < steps)
-        self._bar.update(self._task, completed=row["steps"], epoch=following, epsilon=epsilon, loss=loss)
+        assert self._task is not None
+        self._epsilon = epsilon_text(row["epsilon"])
+        self._loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+        label = self._label(min(row["epoch"] + 1, self._epochs))
+        state = self._state(self._bar.tasks[0].speed)
+        self._bar.update(self._task, completed=row["steps"], description=label, state=state)
         if not self._bar.console.is_terminal:
             self._bar.console.print(
-                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {epsilon}, loss {loss} (not private), "
-                f"{row['samples_per_second']:,.0f} samples/s",
+                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, loss {self._loss} "
+                f"(not private), {row['samples_per_second']:,.0f} samples/s",
                 soft_wrap=True,
                 highlight=False,
             )
+
+    def _label(self, epoch: int) -> str:
+        return f"epoch {epoch}/{self._epochs}"
+
+    def _state(self, steps_per_second: float | None) -> str:
+        speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
+        return f"ε {self._epsilon}  loss {self._loss} [dim](not private)[/]  {speed} samples/s"
 
 
 def _summary(result: RunResult) -> Table:

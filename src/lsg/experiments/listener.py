@@ -6,12 +6,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is settled before the first step. steps: of the whole run; done: of them, before a resumed run goes on."""
+    """What is settled before the first step. steps: of the whole run.
+
+    steps_done, epochs_done, epsilon: where a resumed run stands; 0 for a new one. epsilon: None is infinite.
+    """
 
     records: int
     steps: int
     steps_done: int
     epochs_done: int
+    epsilon: float | None
     batch_size: int
     noise_multiplier: float
     noise_dimensions: int
@@ -23,6 +27,9 @@ class Listener:
 
     def note(self, text: str) -> None:
         """One line about what goes on before, or beside, training."""
+
+    def tokenized(self, part: str, done: int, total: int) -> None:
+        """So many texts of a part of the data are encoded."""
 
     def started(self, plan: RunPlan) -> None:
         """Training begins or goes on."""

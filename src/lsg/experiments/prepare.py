@@ -1,6 +1,7 @@
 """From a configuration to what a run trains: data encoded on a device, a seeded model, an optimizer."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,9 +82,8 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
         )
     encoded = {}
     for name, part in parts.items():
-        count = len(part)
-        listener.note(f"tokenizing {count:,} texts of '{name}'")
-        encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device)
+        report = partial(listener.tokenized, name, total=len(part))
+        encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
     return Prepared(encoded.pop("train"), {**encoded}, data.label_names, data.source, tokenizer, None)
 
 

@@ -163,7 +163,7 @@ class _Training:
             self.listener.epoch(rows[-1])
 
         try:
-            self.listener.started(self._plan(start))
+            self.listener.started(self._plan(start, rows))
             train(
                 self.model,
                 self.optimizer,
@@ -239,12 +239,13 @@ class _Training:
             "samples_per_second": epoch.samples / epoch.seconds,
         }
 
-    def _plan(self, start: Progress) -> RunPlan:
+    def _plan(self, start: Progress, rows: list[dict[str, Any]]) -> RunPlan:
         return RunPlan(
             records=len(self.data.train),
             steps=self.steps,
             steps_done=start.steps,
             epochs_done=start.epochs,
+            epsilon=rows[-1]["epsilon"] if rows else 0.0,
             batch_size=self.optimizer.expected_batch_size,
             noise_multiplier=self.optimizer.noise_multiplier,
             noise_dimensions=self.noise_dimensions,
