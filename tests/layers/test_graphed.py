@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, PrivacyError
+from lsg.layers.graphed import GraphedForward
+from lsg.layers.slot import Slot
 from lsg.methods import Method
 
 
@@ -139,3 +141,25 @@ def test_a_model_that_cannot_be_recorded_trains_as_usual(tape: Callable[[type], 
     with pytest.warns(UserWarning, match="cannot be recorded"):
         found = train(DPSGD(), PerfConfig(cuda_graphs=True))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+class Positions(nn.Module):
+    """Makes a tensor on the fly without saying where, as MPNet's position buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+        self.made_on: list[torch.device] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        self.made_on.append(places.device)
+        return self.layer(x) + places.sum().to(x.device)
+
+
+def test_tensors_made_on_the_fly_are_made_where_the_model_is(tape: Callable[[type], None]) -> None:
+    tape(AgainTape)
+    model = Positions().to("meta")
+    slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
+    GraphedForward(model.forward, model, slots, AgainTape())(torch.zeros(8, 12, device="meta"))
+    assert model.made_on == [torch.device("meta")]

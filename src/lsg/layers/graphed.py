@@ -73,7 +73,16 @@ class GraphedForward:
     """Calls `forward` the first time that it sees a shape, then a recording of it."""
 
     def __init__(self, forward: Callable[..., Any], model: nn.Module, slots: Sequence[Slot], tape: Tape) -> None:
-        self._forward, self._model, self._slots, self._tape = forward, model, slots, tape
+        self._model, self._slots, self._tape = model, slots, tape
+        device = slots[0].parameter.device
+
+        def on_the_device(*args: Any, **kwargs: Any) -> Any:
+            with (
+                device
+            ):  # what a model makes on the fly (positions) is made there: copies from the host end a recording
+                return forward(*args, **kwargs)
+
+        self._forward = on_the_device
         self._recordings: dict[Any, _Recording | None] = {}  # None: seen once
         self._recordable = True
         self.recorded = 0
