@@ -10,7 +10,7 @@ from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Importance, Method, NonPrivate, SparseDPSGD
 
 METHODS = ("lsg", "rgp", "sparse-dpsgd", "dpsgd", "non-private")
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
 TRAINABLE = ("paper", "all", "head")
@@ -30,6 +30,7 @@ class RunConfig:
     validation: hold out that many of the training records and score on them, not on the task's evaluation data: for
         tuning. 0 scores on the evaluation data.
     max_physical_batch_size, precision, device, compile, cuda_graphs: how it is computed; none changes a guarantee.
+        precision "auto" is bf16 on a GPU and fp32 on a CPU.
     """
 
     task: str
@@ -60,10 +61,10 @@ class RunConfig:
     validation: int = 0
     seed: int = 0
     max_physical_batch_size: int = 256
-    precision: str = "fp32"
+    precision: str = "auto"
     device: str = "auto"
     compile: bool = False
-    cuda_graphs: bool = False
+    cuda_graphs: bool = True
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None

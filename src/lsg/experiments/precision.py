@@ -22,6 +22,13 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_precision(name: str, device: torch.device) -> str:
+    """ "auto" is what the device is fastest in."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return name
+
+
 @contextlib.contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
     """Tensor cores for float32 products, unless the name is fp32. What was set before is set again afterwards."""

@@ -22,7 +22,7 @@ from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
 from lsg.experiments.folder import RunFolder, naming
 from lsg.experiments.listener import Listener, RunPlan
-from lsg.experiments.precision import choose_device, matmul_precision
+from lsg.experiments.precision import choose_device, choose_precision, matmul_precision
 from lsg.experiments.prepare import Prepared, make_optimizer, prepare_data, prepare_model
 from lsg.experiments.privacy_statement import Spent, privacy_statement
 from lsg.experiments.schedule import follow
@@ -85,7 +85,7 @@ def run(
     device = choose_device(config.device)
     data = prepare_data(config, device, listener)
     _check_against_data(config, data)
-    with matmul_precision(config.precision):
+    with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
         training = _Training(config, data, model, device, folder, listener)
         folder.create(config)
@@ -146,7 +146,7 @@ class _Training:
             )
         self.steps = self.loader.logical.plan.steps(config.epochs)
         self.scheduler = follow(self.optimizer, config.lr_schedule, self.steps)
-        classifier = Classifier(config.precision, device)
+        classifier = Classifier(choose_precision(config.precision, device), device)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
 
     def go(self, checkpoint_every: int) -> list[dict[str, Any]]:
