@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from lsg.errors import ConfigurationError
+from lsg.noise_source import TorchNoise
 from lsg.sampling import LogicalBatches, SamplingPlan
 
 
 def batches(plan: SamplingPlan, seed: int = 0, **options: object) -> LogicalBatches:
-    return LogicalBatches(plan, torch.Generator().manual_seed(seed), **options)  # type: ignore[arg-type]
+    return LogicalBatches(plan, TorchNoise(torch.Generator().manual_seed(seed)), **options)  # type: ignore[arg-type]
 
 
 def draws(plan: SamplingPlan, epochs: int) -> list[list[int]]:

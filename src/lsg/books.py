@@ -97,6 +97,11 @@ class Books:
     def state_dict(self) -> dict[str, Any]:
         """Everything spent, what the epoch under way has been counted for, and the place in the ledger."""
         ledger = self._ledger
+        if ledger is None and self._stream == FRESH:
+            raise ConfigurationError(
+                "secure_mode=True: steps after a saved state cannot be repeated, and without a ledger nobody would "
+                "know that they must be charged: make PrivacyEngine(secure_mode=True, ledger=...)"
+            )
         return {
             "accountant": self.accountant.state_dict(),
             "counted": self._counted and list(self._counted),
@@ -134,10 +139,10 @@ class Books:
         """
         self.accountant.load_state_dict(state["accountant"])
         record = Record()
+        replay = replay and FRESH not in (self._stream, state["stream"])
         if self._ledger is not None:
             record = self._ledger.check(**_place(state))
-            streams = {state["stream"], *(entry.stream for entry in record.later)}
-            if (record.later or record.torn) and (FRESH in streams or len(streams) > 1):
+            if {entry.stream for entry in record.later} - {state["stream"]}:
                 replay = False
             self._ledger.go_on(record, replay=replay)
         if replay:

@@ -1,7 +1,7 @@
 """What continues a run bit by bit, beside the weights and the optimizer's state: taken out, checked, put back.
 
-A state is made of plain tensors, numbers, strings, lists and dicts. It holds the random streams of the run, so whoever
-reads it can undo the noise: keep it as secret as the data.
+A state is made of plain tensors, numbers, strings, lists and dicts. It holds the random streams of the run (but for
+secure ones, which have nothing to hold) and sums without noise, so keep it as secret as the data.
 """
 
 import dataclasses
@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lsg.books import Books
 from lsg.errors import ConfigurationError
 from lsg.gradients import PrivateGradients
 from lsg.methods import Method
-from lsg.noise import fresh_generator
+from lsg.noise_source import TorchNoise
 from lsg.optimizer import PrivateOptimizer, Progress
 from lsg.sampling import LogicalBatches
 
@@ -44,7 +43,7 @@ class Run:
             "progress": {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)},
             "sampling": self.sampler.state_after(progress.epochs),
             "projection": private and private.recorder.state_dict(),
-            "noise": private and private.noise_generator.get_state(),
+            "noise": private and private.noise.state(),
             "noise_multiplier": self.optimizer.noise_multiplier,
             "max_grad_norm": private and self.optimizer.max_grad_norm,
         }
@@ -65,11 +64,11 @@ class Run:
                     "make_private must get what it got when that run began"
                 )
         self.books.check(state["books"])
-        _check_generator("sampling", self.sampler.generator, state["sampling"])
+        self.sampler.source.check_state("sampling", state["sampling"])
         private = self._private()
         if private is not None:
-            _check_generator("projection", private.recorder.generator, state["projection"]["generator"])
-            _check_generator("noise", private.noise_generator, state["noise"])
+            TorchNoise(private.recorder.generator).check_state("projection", state["projection"]["generator"])
+            private.noise.check_state("noise", state["noise"])
 
     def load_state_dict(self, state: Any, *, replay: bool) -> None:
         self.check(state)
@@ -79,13 +78,13 @@ class Run:
         private = self._private()
         if private is not None:
             private.recorder.load_state_dict(state["projection"])
-            private.noise_generator.set_state(state["noise"])
+            private.noise.load_state(state["noise"])
             self.optimizer.max_grad_norm = state["max_grad_norm"]
         if not self.books.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
             # Lost steps were charged as what they are: noise of their own on samples of their own.
             progress = replace(progress, micro=0, partial_sum=None)
-            for generator in (self.sampler.generator, *([private.noise_generator] if private else [])):
-                generator.set_state(fresh_generator(generator.device).get_state())
+            for source in (self.sampler.source, *([private.noise] if private else [])):
+                source.renew()
         self.optimizer.resume(progress)
 
     def _private(self) -> PrivateGradients | None:
@@ -99,13 +98,3 @@ _KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_
 def describe(method: Method) -> str:
     """A method in words that are the same in another process: objects without a repr of their own show an address."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(method))
-
-
-def _check_generator(name: str, generator: torch.Generator, state: Tensor) -> None:
-    try:
-        torch.Generator(generator.device).set_state(state)
-    except (RuntimeError, TypeError):
-        raise ConfigurationError(
-            f"the saved state of the {name} generator does not fit a generator on {generator.device}: "
-            "continue on the kind of device that the run began on"
-        ) from None

@@ -21,11 +21,12 @@ from lsg.layers.site import is_private
 from lsg.ledger import Ledger, fingerprint
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
-from lsg.noise import fresh_generator
+from lsg.noise_source import NoiseSource, TorchNoise, fresh_generator
 from lsg.optimizer import PrivateOptimizer
 from lsg.perf import PerfConfig
 from lsg.planning import make_plan
 from lsg.sampling import LogicalBatches, SamplingPlan
+from lsg.secure_noise import SecureNoise
 from lsg.subspace import Subspace
 from lsg.validate import check_budget, check_delta, check_model, check_noise, problems, trained_parameters
 
@@ -35,10 +36,19 @@ class PrivacyEngine:
 
     accountant: "prv" (as the paper), "pld" or "rdp". Neighbouring data sets differ in one record (add or remove).
     ledger: a file where each step is written down before its noise is drawn, so that a crash hides none.
+    secure_mode: noise and samples from a cryptographic generator, as in Opacus; needs `pip install 'lsg-dp[secure]'`.
+        Nothing of it can be repeated: steps lost in a crash are charged.
     """
 
-    def __init__(self, *, accountant: str = "prv", ledger: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        ledger: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.accountant: Accountant = create_accountant(accountant)
+        self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
         self._plain: _BatchSizeProbe | None = None
@@ -149,10 +159,10 @@ class PrivacyEngine:
         trained = trained_parameters(module, optimizer)
         sampling = sampling_plan(data_loader, poisson=poisson_sampling)
         clipper = Clipper(clipping, tuple(max_grad_norm) if isinstance(max_grad_norm, list | tuple) else max_grad_norm)
-        streams = _Streams(noise_generator)
+        streams = _Streams(noise_generator, sampling_generator(data_loader), self._secure)
         sampler = LogicalBatches(
             sampling,
-            sampling_generator(data_loader) or streams.make("sampling", torch.device("cpu")),
+            streams.sampling(),
             max_physical_batch_size,
             known_lengths(data_loader.dataset),
         )
@@ -177,7 +187,7 @@ class PrivacyEngine:
                 module,
                 treatments,
                 method,
-                streams.make("projection", device),
+                streams.projection(device),
                 perf or PerfConfig(),
                 max_physical_batch_size,
             )
@@ -186,10 +196,16 @@ class PrivacyEngine:
                 clipper,
                 loss_reduction=loss_reduction,
                 expected_batch_size=sampling.expected_batch_size,
-                noise_generator=noise_generator or streams.make("noise", device),
+                noise=streams.noise(device),
             )
         self._sampling = sampling
-        books = Books(self.accountant, sampling, ledger=self._ledger, weights=lambda: fingerprint(trained))
+        books = Books(
+            self.accountant,
+            sampling,
+            ledger=self._ledger,
+            weights=lambda: fingerprint(trained),
+            replayable=sampler.source.replayable,
+        )
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
@@ -216,6 +232,10 @@ class PrivacyEngine:
         """The epsilon spent so far at this delta; infinite if any step had no noise."""
         check_delta(delta, self._sampling.records if self._sampling else 1)
         return self.accountant.get_epsilon(delta=delta)
+
+    @property
+    def secure_mode(self) -> bool:
+        return self._secure is not None
 
     @property
     def subspaces(self) -> dict[str, Subspace]:
@@ -299,14 +319,40 @@ class PrivacyEngine:
 
 
 class _Streams:
-    """Separate random streams: from the operating system, or all derived from the noise generator's state."""
+    """Separate random streams: of the user's generators, derived from them, or from the operating system."""
 
-    def __init__(self, noise_generator: torch.Generator | None) -> None:
-        self._state = None if noise_generator is None else bytes(noise_generator.get_state().tolist())
+    def __init__(
+        self,
+        noise: torch.Generator | None,
+        sampling: torch.Generator | None,
+        secure: SecureNoise | None,
+    ) -> None:
+        if secure is not None and noise is not None:
+            raise ConfigurationError("noise_generator is given, but secure_mode=True draws noise that nobody repeats")
+        if secure is not None and sampling is not None:
+            raise ConfigurationError(
+                "data_loader has a generator of its own, but secure_mode=True draws samples that nobody can repeat: "
+                "make the DataLoader without generator="
+            )
+        self._noise, self._sampling, self._secure = noise, sampling, secure
+        self._state = None if noise is None else bytes(noise.get_state().tolist())
 
-    def make(self, purpose: str, device: torch.device) -> torch.Generator:
+    def noise(self, device: torch.device) -> NoiseSource:
+        return self._secure or (TorchNoise(self._noise) if self._noise else TorchNoise.fresh(device))
+
+    def sampling(self) -> NoiseSource:
+        if self._secure is not None:
+            return self._secure
+        generator = self._sampling or self._derived("sampling", torch.device("cpu"))
+        return TorchNoise(generator) if generator else TorchNoise.fresh(torch.device("cpu"))
+
+    def projection(self, device: torch.device) -> torch.Generator:
+        """Not secret: what it decides is computed from the weights and shown in `engine.subspaces`."""
+        return self._derived("projection", device) or fresh_generator(device)
+
+    def _derived(self, purpose: str, device: torch.device) -> torch.Generator | None:
         if self._state is None:
-            return fresh_generator(device)
+            return None
         digest = hashlib.sha256(purpose.encode() + b":" + self._state).digest()
         return fresh_generator(device, int.from_bytes(digest[:8], "big") >> 1)
 

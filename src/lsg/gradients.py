@@ -10,6 +10,7 @@ from lsg.clipping import ClippedSum, Clipper
 from lsg.errors import PrivacyError
 from lsg.layers.recorder import Recorder
 from lsg.noise import add_noise
+from lsg.noise_source import NoiseSource
 
 LossReduction = Literal["mean", "sum"]
 
@@ -52,11 +53,11 @@ class PrivateGradients:
         *,
         loss_reduction: LossReduction,
         expected_batch_size: int,
-        noise_generator: torch.Generator,
+        noise: NoiseSource,
     ) -> None:
         self.recorder, self.clipper = recorder, clipper
         self.loss_reduction, self.expected_batch_size = loss_reduction, expected_batch_size
-        self.noise_generator = noise_generator
+        self.noise = noise
         self.sum: ClippedSum | None = None
 
     def pending(self) -> bool:
@@ -104,7 +105,7 @@ class PrivateGradients:
     def release(self, noise_multiplier: float) -> None:
         self.recorder.ready()
         clipped = self.sum if self.sum is not None else self._empty_sum()
-        noisy = add_noise(clipped, noise_multiplier, self.noise_generator)
+        noisy = add_noise(clipped, noise_multiplier, self.noise)
         # Rule 4: the expected batch size, never the actual one.
         mean = noisy.vector / self.expected_batch_size if self.loss_reduction == "mean" else noisy.vector
         for slot, gradient in self.recorder.lift(mean):

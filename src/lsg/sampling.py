@@ -1,6 +1,7 @@
 """Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
 
 import hashlib
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 from lsg.errors import ConfigurationError
+from lsg.noise_source import NoiseSource
 
 Micro = list[int]
 Logical = list[Micro]  # no micro-batches: an empty draw
@@ -62,7 +64,7 @@ class LogicalBatches(Sampler[Micro]):
     def __init__(
         self,
         plan: SamplingPlan,
-        generator: torch.Generator,
+        source: NoiseSource,
         max_physical_batch_size: int | None = None,
         lengths: Sequence[int] | None = None,
     ) -> None:
@@ -70,18 +72,18 @@ class LogicalBatches(Sampler[Micro]):
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size} must be at least 1")
         if lengths is not None and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
-        self.plan, self.generator, self.max_size = plan, generator, max_physical_batch_size
+        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.epoch_number = 0
         self.epoch: list[Logical] = []
-        self._before_draw: torch.Tensor | None = None  # the generator's state before the epoch was drawn
+        self._before_draw: torch.Tensor | None = None  # the source's state before the epoch was drawn, if it has any
 
     def draw_epoch(self, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
         """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end.
 
         An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
         """
-        self._before_draw = self.generator.get_state()
+        self._before_draw = self.source.state()
         count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
         self.epoch_number += 1
         self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
@@ -91,20 +93,21 @@ class LogicalBatches(Sampler[Micro]):
 
     def epoch_seed(self) -> int:
         """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
-        assert self._before_draw is not None
+        if self._before_draw is None:
+            return secrets.randbits(63)
         return int.from_bytes(hashlib.sha256(self._before_draw.numpy().tobytes()).digest()[:8], "big") >> 1
 
-    def state_after(self, epochs: int) -> torch.Tensor:
-        """The generator's state after so many whole epochs: as it is, or as it was before the epoch under way."""
+    def state_after(self, epochs: int) -> torch.Tensor | None:
+        """The source's state after so many whole epochs: as it is, or as it was before the epoch under way."""
         if epochs == self.epoch_number:
-            return self.generator.get_state()
-        assert self._before_draw is not None and epochs == self.epoch_number - 1
+            return self.source.state()
+        assert epochs == self.epoch_number - 1
         return self._before_draw
 
-    def load_state(self, epochs: int, state: torch.Tensor) -> None:
+    def load_state(self, epochs: int, state: torch.Tensor | None) -> None:
         """Go on after so many whole epochs."""
         self.epoch_number, self.epoch, self._before_draw = epochs, [], None
-        self.generator.set_state(state)
+        self.source.load_state(state)
 
     def __iter__(self) -> Iterator[Micro]:
         """The micro-batches of the epoch drawn last; DataLoader may ask for them several times."""
@@ -115,13 +118,10 @@ class LogicalBatches(Sampler[Micro]):
         return self.plan.steps(1)
 
     def _draw(self, count: int) -> list[torch.Tensor]:
-        records, generator = self.plan.records, self.generator
+        records, rate = self.plan.records, self.plan.sample_rate
         if not self.plan.poisson:
-            return list(torch.randperm(records, generator=generator).split(self.plan.expected_batch_size))
-        rate = self.plan.sample_rate
-        # float64: a float32 uniform has only 2^24 values, which would bend small rates.
-        draws = (torch.rand(records, generator=generator, dtype=torch.float64) for _ in range(count))
-        return [(draw < rate).nonzero().flatten() for draw in draws]
+            return list(self.source.permutation(records).split(self.plan.expected_batch_size))
+        return [(self.source.uniform(records) < rate).nonzero().flatten() for _ in range(count)]
 
     def _split(self, members: torch.Tensor) -> Logical:
         """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""

@@ -1,0 +1,101 @@
+"""Where randomness comes from: a count in, random numbers out. Noise and sampling each have a source of their own."""
+
+import os
+import secrets
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lsg.errors import ConfigurationError, PrivacyError
+
+
+class NoiseSource(Protocol):
+    """A stream of random numbers. No two calls give the same ones, in whatever process."""
+
+    replayable: bool  # whether its state can be saved, and its numbers be drawn again
+
+    def normal(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Independent standard normal numbers, in `dtype` or better."""
+
+    def uniform(self, count: int) -> Tensor:
+        """Independent float64 numbers, uniform on the multiples of 2^-53 in [0, 1)."""
+
+    def permutation(self, count: int) -> Tensor:
+        """The numbers from 0 to count - 1 in a random order."""
+
+    def state(self) -> Tensor | None:
+        """What `load_state` continues from; None where nothing can."""
+
+    def check_state(self, name: str, state: Tensor | None) -> None:
+        """Refuse a state that is not of this kind of source. `name`: what the source is for."""
+
+    def load_state(self, state: Tensor | None) -> None:
+        """Draw from here on what was drawn after the state was taken, where that is possible."""
+
+    def renew(self) -> None:
+        """Draw from here on what nobody has drawn before."""
+
+
+class TorchNoise:
+    """PyTorch's generator: fast and repeatable, but not cryptographic: who sees enough of it can compute the rest.
+
+    from_os: the seed came from the operating system, to be like no other. A process forked from this one would draw
+        the same numbers as this one: it is stopped with PrivacyError. A seed of the user's is there to repeat.
+    """
+
+    replayable = True
+
+    def __init__(self, generator: torch.Generator, *, from_os: bool = False) -> None:
+        self.generator = generator
+        self._process = os.getpid() if from_os else None
+
+    @classmethod
+    def fresh(cls, device: torch.device) -> "TorchNoise":
+        return cls(fresh_generator(device), from_os=True)
+
+    def normal(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return torch.randn(count, generator=self._own(), device=self.generator.device, dtype=dtype).to(device)
+
+    def uniform(self, count: int) -> Tensor:
+        # float64: a float32 uniform has only 2^24 values, which would bend small sampling rates.
+        return torch.rand(count, generator=self._own(), dtype=torch.float64)
+
+    def permutation(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self._own())
+
+    def state(self) -> Tensor:
+        return self.generator.get_state()
+
+    def check_state(self, name: str, state: Tensor | None) -> None:
+        if state is None:
+            raise ConfigurationError("the saved run has secure_mode=True, but this engine was made without it")
+        try:
+            torch.Generator(self.generator.device).set_state(state)
+        except (RuntimeError, TypeError):
+            raise ConfigurationError(
+                f"the saved state of the {name} generator does not fit a generator on {self.generator.device}: "
+                "continue on the kind of device that the run began on"
+            ) from None
+
+    def load_state(self, state: Tensor | None) -> None:
+        assert state is not None
+        self.generator.set_state(state)
+
+    def renew(self) -> None:
+        self.generator.set_state(fresh_generator(self.generator.device).get_state())
+        self._process = os.getpid()
+
+    def _own(self) -> torch.Generator:
+        if self._process is not None and self._process != os.getpid():
+            raise PrivacyError(
+                "this process was forked after make_private: its noise would be that of the process it came from, and "
+                "the difference of the two results would have none. Call make_private in the process that trains, or "
+                "use PrivacyEngine(secure_mode=True)"
+            )
+        return self.generator
+
+
+def fresh_generator(device: torch.device, seed: int | None = None) -> torch.Generator:
+    """A stream of its own on a device, seeded by the operating system unless a seed is given."""
+    return torch.Generator(device).manual_seed(secrets.randbits(63) if seed is None else seed)
