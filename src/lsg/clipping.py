@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lsg.errors import ConfigurationError
@@ -90,7 +91,9 @@ class Clipper:
         sums = []
         for k, block in enumerate(blocks):
             clean = block.masked_fill(~finite_B.unsqueeze(1), 0.0)
-            sums.append(factors_BK[:, k].to(clean.dtype) @ clean)
+            # A factor so small that it would be denormal has lost its digits, and could pass the bound: it is zero.
+            factors_B = F.threshold(factors_BK[:, k].to(clean.dtype), torch.finfo(clean.dtype).tiny, 0.0)
+            sums.append(factors_B @ clean)
         return ClippedSum(torch.cat(sums), self.bound)
 
     def _factors(self, norms_BK: Tensor, joint_B: Tensor, positions: Sequence[int]) -> Tensor:

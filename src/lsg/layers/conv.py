@@ -133,15 +133,19 @@ def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: 
     batch = x.shape[0]
     shape_only = weight.expand(batch, *weight.shape).flatten(0, 1)
     wide = (stride, padding, dilation, groups * batch)
-    grouped = _convolution_backward(
-        g.flatten(0, 1).unsqueeze(0), x.flatten(0, 1).unsqueeze(0), shape_only, wide, (False, True)
-    )
+    grouped = _convolution_backward(_as_one_sample(g), _as_one_sample(x), shape_only, wide, (False, True))
     return grouped[1].unflatten(0, (batch, -1))
+
+
+def _as_one_sample(values: Tensor) -> Tensor:
+    """(B, channels, *space) -> (1, B*channels, *space), with strides as from new: where a dimension has size 1 a
+    transposed tensor passes for a contiguous one, and torch's kernels then disagree on the layout."""
+    return values.contiguous().flatten().reshape(1, -1, *values.shape[2:])
 
 
 def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, input: Tensor) -> Tensor:
     dtype = compute_dtype(input)
-    x = site.batch_first(input, module.weight.dim() - 1).to(dtype)
+    x = site.batch_first(input, module.weight.dim() - 1, foldable=False).to(dtype)
     padding: Any = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode

@@ -85,7 +85,7 @@ def _per_sample_tokens(site: Site, token: Tensor) -> Tensor:
         site.batch.require(token.shape[0])
     size = site.batch.size
     assert size is not None
-    if token.dim() > 0 and token.shape[0] == 1:
+    if token.dim() > 0 and token.shape[0] == 1 and not site.shared_input:
         return token.expand(size, *token.shape[1:])
     shared = token.dim() == 0 or token.shape[0] != size
     if site.shared_input is None:

@@ -83,14 +83,16 @@ def layer_norm_forward(module: nn.LayerNorm, site: Site, input: Tensor) -> Tenso
 
 
 def group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Tensor:
-    x = _norm_input(site.batch_first(input, input.dim() - 1))
+    x = _norm_input(site.batch_first(input, input.dim() - 1, foldable=False))
     return _channel_affine(module, site, F.group_norm(x, module.num_groups, None, None, module.eps))
 
 
 def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    x = _norm_input(site.batch_first(input, input.dim() - 1))
-    return _channel_affine(module, site, F.instance_norm(x, eps=module.eps))
+    x = _norm_input(site.batch_first(input, input.dim() - 1, foldable=False))
+    # A group norm of one channel a group. torch's own instance norm, on a CPU, has wrong gradients for a batch of one
+    # sample whose incoming gradient is laid out channels last.
+    return _channel_affine(module, site, F.group_norm(x, x.shape[1], None, None, module.eps))
 
 
 def _channel_affine(module: Any, site: Site, normalised: Tensor) -> Tensor:

@@ -90,6 +90,11 @@ class Recorder:
                 f"a batch of {size} samples came while gradients of {self.batch.records} samples wait: "
                 "call optimizer.step() after each loss.backward()"
             )
+        if size == 0:
+            raise PrivacyError(
+                "a batch without samples has no gradients: leave its forward and backward out, and call "
+                "optimizer.step() alone for its noisy step (lsg's loader does so by itself)"
+            )
         for slot in self.slots.values():
             if not slot.parameter.requires_grad:
                 raise ConfigurationError(
@@ -108,10 +113,14 @@ class Recorder:
         weights = self._weights()
         if self.holding or self.pending or weights == self._seen_weights:
             return False
-        self._seen_weights = weights
-        self._before_refresh = self.generator.get_state()
-        recast(self.slots.values())
-        moved = self._refresh(self.step)
+        before = self.generator.get_state()
+        try:
+            recast(self.slots.values())
+            moved = self._refresh(self.step)
+        except BaseException:  # out of memory, say: whoever tries again gets the same subspaces, and all of them
+            self.generator.set_state(before)
+            raise
+        self._seen_weights, self._before_refresh = weights, before
         if moved and self.fast is not None:
             self.fast.forget()
         return moved

@@ -62,12 +62,12 @@ class Site:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return (nothing, ())
 
-    def batch_first(self, x: Tensor, features: int) -> Tensor:
+    def batch_first(self, x: Tensor, features: int, *, foldable: bool = True) -> Tensor:
         """x as (B, ..., features...), where `features` trailing dimensions belong to the layer.
 
         A leading 1 is a value shared by all samples and is repeated for each. A leading k*B is a flattened (B, k), as
         some models do before their linear layers; that its rows go sample by sample is checked once
-        (`independence.py`).
+        (`independence.py`). foldable: whether the layer can take more dimensions than B and its features.
         """
         lead = x.shape[0] if x.dim() > features else 0
         if lead > 1 and not self.folds:
@@ -77,7 +77,7 @@ class Site:
             return x
         if size is not None and lead == 1:
             return x.expand(size, *x.shape[1:])
-        if size and lead and x.dim() == features + 1 and lead % size == 0:
+        if foldable and size and lead and x.dim() == features + 1 and lead % size == 0:
             self.folds = True
             return x.unflatten(0, (size, lead // size))
         raise PrivacyError(

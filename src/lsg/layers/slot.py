@@ -111,7 +111,7 @@ class Slot:
 
     def parts(self) -> list[Tensor]:
         """The same as matrices (B, ...), `dimensions` columns in all, scaled as they enter the norm."""
-        flat = [gradient.flatten(1) for gradient in self.gradients()]
+        flat = [gradient.reshape(gradient.shape[0], -1) for gradient in self.gradients()]  # a scalar's have no columns
         if self.elements_kept is not None:
             flat = [flat[0].index_select(1, self.elements_kept)]
         return flat if self.scale == 1.0 else [part * self.scale for part in flat]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_JITTER = 1e-7  # of a matrix's size: far below what float32 factors resolve, far above float64's rounding
+_JITTER = 1e-6  # of a matrix's size: what a float32 product has lost to rounding anyway, far above float64's rounding
 
 
 def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
@@ -35,12 +35,15 @@ def cholesky_qr(columns: Tensor, generator: torch.Generator) -> Tensor:
     """The same for accelerators, where QR runs matrix by matrix: CholeskyQR2 in double precision.
 
     A few batched products, and no waiting for the device as a checked factorisation would. A trace of noise makes
-    rank-deficient columns independent.
+    rank-deficient columns independent, and a shift of the first Gram matrix above its rounding keeps that one positive
+    (Fukaya et al. 2020, shifted CholeskyQR); the second pass then meets well-conditioned columns.
     """
+    _, m, r = columns.shape
     y = columns.double()
-    size = torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-30  # squares of it are far from double's limits
-    y = torch.addcmul(y, gaussian(tuple(y.shape), y, generator), size, value=_JITTER / y[0].numel() ** 0.5)
-    for _ in range(2):
-        cholesky = torch.linalg.cholesky_ex(y.mT @ y).L
-        y = torch.linalg.solve_triangular(cholesky.mT, y, upper=True, left=False)
+    y = y / (torch.linalg.vector_norm(y, dim=(1, 2), keepdim=True) + 1e-300)
+    y = y + gaussian(tuple(y.shape), y, generator) * (_JITTER / (m * r) ** 0.5)
+    for shift in (1e-15 * (m * r), 0.0):
+        gram = y.mT @ y
+        gram.diagonal(dim1=1, dim2=2).add_(shift)
+        y = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(gram).L.mT, y, upper=True, left=False)
     return y.to(columns.dtype)
