@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from lsg import __version__
+from lsg.cli.audit import audit
 from lsg.cli.bench import bench
 from lsg.cli.budget import budget
 from lsg.cli.demo import demo
@@ -15,7 +16,7 @@ from lsg.cli.reproduce import reproduce
 from lsg.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (bench, budget, demo, explain, report, reproduce, train):
+for command in (audit, bench, budget, demo, explain, report, reproduce, train):
     app.command()(one_line_errors(command))
 
 

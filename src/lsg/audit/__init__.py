@@ -1,0 +1,1 @@
+"""Empirical privacy: attacks on the engine as it runs, whose success bounds its true epsilon from below."""

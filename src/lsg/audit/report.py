@@ -1,0 +1,157 @@
+"""The audits of one setting over some seeds in, one verdict and plain values for a JSON file out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.audit.batches import Batches, audit_batches
+from lsg.audit.one_run import OneRun, audit_one_run
+from lsg.audit.white_box import WhiteBox, audit_run, audit_step
+from lsg.clipping import Clipping
+from lsg.errors import ConfigurationError
+from lsg.methods import DPSGD, LSG, RGP, Method, SparseDPSGD
+
+MODES = ("white-box", "one-run", "all")
+CLIPPINGS: tuple[Clipping, ...] = ("flat", "per_layer", "automatic")
+# Rank 3 is the rank of the audited model's weights.
+METHODS: dict[str, Callable[[], Method]] = {
+    "lsg": lambda: LSG(rank=3, sparsity=0.5),
+    "rgp": lambda: RGP(rank=3),
+    "sparse-dpsgd": lambda: SparseDPSGD(sparsity=0.5),
+    "dpsgd": DPSGD,
+}
+SAMPLED_EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to audit, and how surely.
+
+    trials: releases of a step with, and as many without, a canary. steps: of whole runs; 1: one step only.
+    confidence: an intact engine is called consistent with at least this probability, all tests of all seeds together.
+    """
+
+    mode: str = "all"
+    method: str = "lsg"
+    clipping: Clipping = "flat"
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    trials: int = 2000
+    steps: int = 8
+    canaries: int = 200
+    epochs: int = 30
+    seeds: int = 1
+    confidence: float = 0.999
+
+    def __post_init__(self) -> None:
+        for option, choices in (("mode", MODES), ("method", tuple(METHODS)), ("clipping", CLIPPINGS)):
+            if getattr(self, option) not in choices:
+                raise ConfigurationError(f"{option}={getattr(self, option)!r} must be one of {', '.join(choices)}")
+        if not 0 < self.epsilon < 100:
+            raise ConfigurationError(f"epsilon={self.epsilon:g} must be above 0 and below 100")
+        if not 0 < self.delta < 1e-3:
+            raise ConfigurationError(f"delta={self.delta:g} must be above 0 and below 0.001")
+        if not 0.5 <= self.confidence < 1:
+            raise ConfigurationError(f"confidence={self.confidence:g} must be at least 0.5 and below 1")
+        for option, least in (("trials", 100), ("steps", 1), ("canaries", 20), ("epochs", 1), ("seeds", 1)):
+            if getattr(self, option) < least:
+                raise ConfigurationError(f"{option}={getattr(self, option)} must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All audits of one seed."""
+
+    seed: int
+    white_box: list[WhiteBox]
+    batches: Batches | None
+    one_run: OneRun | None
+
+    @property
+    def violations(self) -> list[str]:
+        parts: list[Any] = [*self.white_box, self.batches, self.one_run]
+        return [message for part in parts if part is not None for message in part.violations]
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"seed": self.seed, "violations": self.violations}
+        found["white_box"] = [
+            {
+                "claimed_epsilon": part.claimed,
+                "epsilon_at_least": part.bound,
+                "noise_multiplier": part.noise_multiplier,
+                "sample_rate": part.mechanism.sample_rate,
+                "steps": part.mechanism.steps,
+                "false_alarm_rate_of_a_test": part.alpha,
+                "canaries": [
+                    {
+                        "canary": o.canary,
+                        "sensitivity_over_C": o.sensitivity.largest,
+                        "epsilon_at_least": o.bounds.mechanism,
+                        "epsilon_at_least_any_mechanism": o.bounds.threshold,
+                        "trials": o.bounds.trials,
+                        "noise_p_value": o.noise_p_value,
+                    }
+                    for o in part.observed
+                ],
+            }
+            for part in self.white_box
+        ]
+        if self.batches is not None:
+            found["batches"] = {
+                "sample_rate": self.batches.sample_rate,
+                "steps": self.batches.steps,
+                "accounted_steps": self.batches.accounted_steps,
+                "false_alarm_rate_of_a_test": self.batches.alpha,
+                "counts": [vars(c) | {"p_value": c.p_value} for c in self.batches.counts],
+            }
+        if self.one_run is not None:
+            run = self.one_run
+            found["one_run"] = {
+                "claimed_epsilon": run.claimed,
+                "epsilon_at_least": run.bound,
+                "noise_multiplier": run.noise_multiplier,
+                "canaries": run.canaries,
+                "guesses": run.guesses,
+                "correct": run.correct,
+                "false_alarm_rate": run.alpha,
+            }
+        return found
+
+
+def audit(plan: Plan, *, on_part: Callable[[str], None] = lambda part: None) -> list[Audit]:
+    """One audit for each seed. `on_part` hears what is about to be audited."""
+    return [_audit_seed(plan, seed, on_part) for seed in range(plan.seeds)]
+
+
+def violations(audits: Sequence[Audit]) -> list[str]:
+    return [f"seed {one.seed}: {message}" for one in audits for message in one.violations]
+
+
+def _audit_seed(plan: Plan, seed: int, on_part: Callable[[str], None]) -> Audit:
+    method, clipping = METHODS[plan.method](), plan.clipping
+    common: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "seed": seed}
+    wanted = [
+        name
+        for name, mode in (
+            ("step", "white-box"),
+            ("run", "white-box"),
+            ("batches", "white-box"),
+            ("one run", "one-run"),
+        )
+        if plan.mode in (mode, "all") and not (name == "run" and plan.steps == 1)
+    ]
+    alpha = (1 - plan.confidence) / (plan.seeds * len(wanted))
+    white_box: list[WhiteBox] = []
+    batches, one_run = None, None
+    for name in wanted:
+        on_part(f"seed {seed}: {name}")
+        if name == "step":
+            white_box.append(audit_step(method, clipping, **common, trials=plan.trials, alpha=alpha))
+        elif name == "run":
+            trials = max(50, plan.trials // plan.steps)
+            white_box.append(audit_run(method, clipping, **common, steps=plan.steps, trials=trials, alpha=alpha))
+        elif name == "batches":
+            batches = audit_batches(epochs=SAMPLED_EPOCHS, seed=seed, alpha=alpha)
+        else:
+            one_run = audit_one_run(method, clipping, **common, canaries=plan.canaries, epochs=plan.epochs, alpha=alpha)
+    return Audit(seed, white_box, batches, one_run)

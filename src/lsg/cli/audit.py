@@ -1,0 +1,99 @@
+"""`lsg audit`: attacks the engine and says whether the epsilon it claims can be true."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lsg.audit.report import CLIPPINGS, METHODS, MODES, Audit, Plan
+from lsg.cli.errors import FAILED
+from lsg.clipping import Clipping
+from lsg.provenance import provenance
+
+DEFAULTS = Plan()
+
+
+def audit(
+    mode: Annotated[str, typer.Option(help=f"One of {', '.join(MODES)}.")] = DEFAULTS.mode,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = DEFAULTS.method,
+    clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = DEFAULTS.clipping,
+    epsilon: Annotated[float, typer.Option(help="What the engine is told to claim.")] = DEFAULTS.epsilon,
+    delta: Annotated[float, typer.Option(help="At this delta.")] = DEFAULTS.delta,
+    trials: Annotated[int, typer.Option(help="White box: releases with and without canaries.")] = DEFAULTS.trials,
+    steps: Annotated[int, typer.Option(help="White box: also runs of so many steps; 1: none.")] = DEFAULTS.steps,
+    canaries: Annotated[int, typer.Option(help="One run: how many.")] = DEFAULTS.canaries,
+    epochs: Annotated[int, typer.Option(help="One run: how long to train.")] = DEFAULTS.epochs,
+    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds.")] = DEFAULTS.seeds,
+    confidence: Annotated[
+        float, typer.Option(help="An intact engine passes with this probability, all seeds together.")
+    ] = DEFAULTS.confidence,
+    output: Annotated[Path, typer.Option(help="Folder for audit.json and figure.png.")] = Path("runs/audit"),
+) -> None:
+    """Attack the engine with canaries: a lower bound on epsilon, to be held against the epsilon it claims."""
+    from lsg.audit.report import audit as run_audit
+    from lsg.audit.report import violations
+
+    console = Console()
+    plan = Plan(
+        mode, method, cast(Clipping, clipping), epsilon, delta, trials, steps, canaries, epochs, seeds, confidence
+    )
+    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
+    with console.status("") as status:
+        audits = run_audit(plan, on_part=status.update)
+    console.print(_table(audits, plan))
+    if any(one.one_run for one in audits):
+        console.print("One-run bounds are loose: they find gross mistakes only.", style="dim")
+    broken = violations(audits)
+    _write(output, plan, audits, broken)
+    console.print(f"Wrote {output / 'audit.json'} and {output / 'figure.png'}", soft_wrap=True)
+    for message in broken:
+        typer.echo(f"VIOLATION: {message}")
+    if broken:
+        raise typer.Exit(FAILED)
+    typer.echo("consistent: nothing contradicts the claim")
+
+
+def _table(audits: list[Audit], plan: Plan) -> Table:
+    table = Table(
+        title=f"{plan.method}, {plan.clipping} clipping: bounds that all hold together with {plan.confidence:.3%}"
+    )
+    for column in ("seed", "audit", "canary", "sensitivity / C", "ε claimed", "ε at least", "verdict"):
+        table.add_column(column, justify="left" if column in ("audit", "canary", "verdict") else "right")
+    for one in audits:
+        for part in one.white_box:
+            for o in part.observed:
+                broken = any(f"canary {o.canary} " in message for message in part.violations)
+                numbers = (f"{o.sensitivity.largest:.4f}", f"{part.claimed:.3f}", f"{o.bounds.epsilon:.3f}")
+                table.add_row(str(one.seed), "white box", o.canary, *numbers, _verdict(broken))
+        if one.batches is not None:
+            kind = f"{one.batches.steps} batches"
+            table.add_row(str(one.seed), "sampling", kind, "", "", "", _verdict(bool(one.batches.violations)))
+        if one.one_run is not None:
+            run = one.one_run
+            guesses = f"{run.correct} of {run.guesses} right"
+            numbers = ("", f"{run.claimed:.3f}", f"{run.bound:.3f}")
+            table.add_row(str(one.seed), "one run", guesses, *numbers, _verdict(bool(run.violations)))
+    return table
+
+
+def _verdict(broken: bool) -> str:
+    return "[bold red]VIOLATION" if broken else "consistent"
+
+
+def _write(output: Path, plan: Plan, audits: list[Audit], broken: list[str]) -> None:
+    from lsg.audit.plot import save_audit_figure  # matplotlib takes a second, which --help need not
+
+    document: dict[str, Any] = {
+        "provenance": provenance(),
+        "plan": dataclasses.asdict(plan),
+        "verdict": "VIOLATION" if broken else "consistent",
+        "violations": broken,
+        "audits": [one.as_json() for one in audits],
+    }
+    (output / "audit.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    title = f"{plan.method}, {plan.clipping} clipping, seed {audits[0].seed}"
+    save_audit_figure(output / "figure.png", audits[0], title=title)
