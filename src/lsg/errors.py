@@ -15,3 +15,7 @@ class PrivacyError(LsgError, RuntimeError):
 
 class BudgetExceeded(PrivacyError):  # noqa: N818  (it ends a run as planned; nothing went wrong)
     """The next step would pass the target epsilon. It was not taken."""
+
+
+class OutOfMemory(LsgError, RuntimeError):  # noqa: N818  (as torch and Python name theirs)
+    """A single sample does not fit into memory."""

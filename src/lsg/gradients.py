@@ -18,6 +18,8 @@ LossReduction = Literal["mean", "sum"]
 class GradientSource(Protocol):
     """Where gradients of a logical batch come from: micro-batch by micro-batch, then released as one."""
 
+    loss_reduction: LossReduction
+
     def collect(self, expected_size: int | None) -> None:
         """Take in the gradients that the last backward pass left, of so many records if that is known."""
 
@@ -56,7 +58,8 @@ class PrivateGradients:
         noise: NoiseSource,
     ) -> None:
         self.recorder, self.clipper = recorder, clipper
-        self.loss_reduction, self.expected_batch_size = loss_reduction, expected_batch_size
+        self.loss_reduction: LossReduction = loss_reduction
+        self.expected_batch_size = expected_batch_size
         self.noise = noise
         self.sum: ClippedSum | None = None
 
@@ -140,7 +143,8 @@ class PlainGradients:
     ) -> None:
         self.parameters = list(parameters)
         self.micro_batch_size = micro_batch_size
-        self.loss_reduction, self.expected_batch_size = loss_reduction, expected_batch_size
+        self.loss_reduction: LossReduction = loss_reduction
+        self.expected_batch_size = expected_batch_size
         self._sums: list[Tensor] | None = None
 
     def pending(self) -> bool:

@@ -126,9 +126,14 @@ class PrivateOptimizer(Optimizer):
                 "optimizer.step() was called again for the same batch of the loader: one batch, one step, or a sample "
                 "would count several times"
             )
+        if self._micro.collected and self._micro.left and not self.gradients.pending():
+            raise PrivacyError(
+                f"{self._micro.left} of the {self._micro.size} records of the batch have had no backward: accumulate() "
+                "takes in a part of a batch, and the rest must follow"
+            )
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
-            self.gradients.collect(self._micro.size)
+            self.gradients.collect(self._micro.left)
             self.stepped = self._micro.last and not self._micro.stepped
             if self.stepped:
                 self._release()
@@ -136,6 +141,21 @@ class PrivateOptimizer(Optimizer):
             logical, micro = self.done
             self.done = (logical + 1, 0) if self._micro.last else (logical, micro + 1)
             self._micro = replace(self._micro, stepped=True)
+
+    def accumulate(self, size: int) -> None:
+        """Clip and sum the gradients of `size` records of the batch in flight: a part of it, or all. `step()` does what
+        is left. For batches that do not fit into memory as a whole: `lsg.memory.BackwardInPieces`."""
+        left = self._micro.left
+        if self._closed or left is None or self._micro.stepped:
+            raise PrivacyError("accumulate(): there is no batch of the private loader in flight")
+        if not 0 < size <= left:
+            raise PrivacyError(
+                f"accumulate({size}): {left} of the batch's {self._micro.size} records are left, and each counts once"
+            )
+        with torch.autocast(self._device_type, enabled=False):
+            self.gradients.collect(size)
+        self.gradients.renew()  # the next part has a graph of its own
+        self._micro = replace(self._micro, collected=self._micro.collected + size)
 
     def _release(self) -> None:
         for group in self.param_groups:
@@ -231,11 +251,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """The batch in flight: its number of records, whether it ends its logical batch, whether it has had its step."""
+    """The batch in flight: its number of records, whether it ends its logical batch, whether it has had its step, and
+    how many of the records are in the sum already."""
 
     size: int | None
     last: bool
     stepped: bool
+    collected: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """Records not yet in the sum, where their number is known."""
+        return None if self.size is None else self.size - self.collected
 
 
 _ANY_BATCH = _MicroBatch(size=None, last=True, stepped=False)  # not from our loader: a logical batch of its own

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
+from lsg.layers.recorder import batch_size
 from lsg.loader import PrivateDataLoader
+from lsg.memory import BackwardInPieces, Loss
 from lsg.optimizer import PrivateOptimizer
-
-Loss = Callable[[nn.Module, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def train(
 ) -> list[Epoch]:
     """Train until `epochs` epochs are done; returns the records of those trained here, oldest first.
 
+    A micro-batch that does not fit into memory is tried again in smaller pieces (`lsg.memory`).
     loss: (model, batch) -> the mean loss of a batch, as `loss_reduction="mean"` of the engine expects.
     evaluate: called after each epoch with the model in eval mode and gradients off.
     on_step: called after each logical step that had samples, with their number so far.
@@ -93,9 +94,10 @@ def train(
         raise ConfigurationError(f"epochs={epochs} must be at least 1")
     history: list[Epoch] = []
     now = start or Progress()
+    backward = BackwardInPieces(model, optimizer, loss)
     while now.epochs < epochs:
         end = _rest_of_epoch(
-            model, optimizer, loader, now, loss=loss, on_step=on_step, save=save, save_every=save_every
+            model, optimizer, loader, now, backward=backward, on_step=on_step, save=save, save_every=save_every
         )
         epoch = Epoch(
             number=end.epochs + 1,
@@ -122,7 +124,7 @@ def _rest_of_epoch(
     loader: PrivateDataLoader,
     now: Progress,
     *,
-    loss: Loss,
+    backward: BackwardInPieces,
     on_step: Callable[[int], None] | None,
     save: Callable[[Progress], None] | None,
     save_every: int,
@@ -133,13 +135,12 @@ def _rest_of_epoch(
     total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
     started = time.perf_counter() - now.seconds
     for batch in loader:
-        value = loss(model, batch)
-        value.backward()
+        value = backward(batch)
         lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
         optimizer.zero_grad()
-        size = len(batch[0]) if isinstance(batch, list | tuple) else len(next(iter(batch.values())))
-        total = total + value.detach().double() * size
+        size = batch_size(batch) or 0
+        total = total + value.double() * size
         samples += size
         if optimizer.stepped:
             steps += 1
