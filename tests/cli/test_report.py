@@ -20,6 +20,14 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert list(output.parent.iterdir()) == [output]
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    (tmp_path / "report.html.partial").symlink_to("/dev/full")
+    result = CliRunner().invoke(app, ["report", str(write_run(tmp_path / "run")), "--output", str(output)])
+    assert result.exit_code == 1 and result.stderr == f"Error: cannot write {output} (No space left on device)\n"
+    assert not output.exists() and not list(tmp_path.glob("*.partial"))
+
+
 def test_a_malformed_result_is_named_and_the_old_page_stays(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "result.json").write_text("{")

@@ -1,12 +1,12 @@
 """`lsg report`: output folders of `lsg train` or `lsg reproduce` in, one HTML page out."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lsg.errors import ConfigurationError
+from lsg.experiments.files import naming, write_whole
 from lsg.experiments.report import find_runs, render
 
 
@@ -20,12 +20,9 @@ def report(
         raise ConfigurationError(f"--output {output}: is a folder; name a file, such as {output / 'report.html'}")
     found = find_runs(runs)
     page = render(found, title)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(output)  # at once: no half page is ever seen
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with naming(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output, page)
     incomplete = sum(not run.complete for run in found)
-    typer.echo(f"Wrote {output}: {len(found)} runs, {incomplete} of them incomplete")
+    told = f"{incomplete} of them incomplete" if incomplete else "complete"
+    typer.echo(f"Wrote {output}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {told}")

@@ -1,18 +1,16 @@
 """The output folder of a run: every file is written whole or not at all."""
 
-import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig, option
 from lsg.experiments.config_file import read_settings, to_toml
-
-_UNFINISHED = ".partial"  # a file or folder while it is being written
+from lsg.experiments.files import UNFINISHED, naming, write_whole
 
 
 class RunFolder:
@@ -32,7 +30,7 @@ class RunFolder:
             raise ConfigurationError(f"--output {self.path}: {existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigurationError(f"--output {self.path}: cannot write into {existing}")
-        if not self.path.exists() or all(entry.name.endswith(_UNFINISHED) for entry in self.path.iterdir()):
+        if not self.path.exists() or all(entry.name.endswith(UNFINISHED) for entry in self.path.iterdir()):
             return
         if not (self.path / "config.toml").is_file():
             raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no run of lsg train")
@@ -53,7 +51,7 @@ class RunFolder:
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "config.toml").is_file():
-            self._write("config.toml", to_toml(config.to_dict()))
+            write_whole(self.path / "config.toml", to_toml(config.to_dict()))
 
     def result(self) -> dict[str, Any] | None:
         """What a complete run left, None of one that is not complete."""
@@ -61,14 +59,14 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        self._write("metrics.jsonl", "".join(_json(row) + "\n" for row in rows))
+        write_whole(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows))
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        self._write(name, _json(value, indent=2) + "\n")
+        write_whole(self.path / name, _json(value, indent=2) + "\n")
 
     def write_model(self, save: Callable[[Path], None]) -> None:
         """save: writes into a folder that it makes itself."""
-        target, partial = self.path / "model", self.path / ("model" + _UNFINISHED)
+        target, partial = self.path / "model", self.path / ("model" + UNFINISHED)
         with naming(target):
             try:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -80,33 +78,6 @@ class RunFolder:
 
     def drop_checkpoint(self) -> None:
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-
-    def _write(self, name: str, text: str) -> None:
-        target, partial = self.path / name, self.path / (name + _UNFINISHED)
-        with naming(target):
-            try:
-                with partial.open("w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(target)
-            finally:
-                partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of writing (a full disk, say) name the file, which neither Python nor safetensors does by itself."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is None:
-            raise  # one of ours, which names its file
-        raise OSError(f"cannot write {path} ({error.strerror})") from error
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path} ({error})") from error
 
 
 def _json(value: Any, indent: int | None = None) -> str:

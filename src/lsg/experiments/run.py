@@ -20,7 +20,8 @@ from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
-from lsg.experiments.folder import RunFolder, naming
+from lsg.experiments.files import naming
+from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.precision import choose_device, choose_precision, matmul_precision
 from lsg.experiments.prepare import Prepared, make_optimizer, prepare_data, prepare_model

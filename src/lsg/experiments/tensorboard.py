@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lsg.experiments.folder import naming
+from lsg.experiments.files import naming
 
 TAGS = {
     "epsilon": "privacy/epsilon",
