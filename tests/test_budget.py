@@ -69,7 +69,7 @@ def test_the_default_delta_is_well_below_one_over_n(records: int, delta: float) 
     ("change", "culprit"),
     [
         ({"epsilon": None}, "leave out the one to compute"),
-        ({"noise_multiplier": 1.0}, "got all four"),
+        ({"noise_multiplier": 1.0}, "given: --epsilon, --noise-multiplier, --epochs, --batch-size"),
         ({"epsilon": -1.0}, "--epsilon -1"),
         ({"epsilon": float("nan")}, "--epsilon nan"),
         ({"batch_size": 0}, "--batch-size 0"),

@@ -78,8 +78,8 @@ def plan_budget(
     missing = [name for name, value in given.items() if value is None]
     if len(missing) != 1:
         names = ", ".join(map(_option, UNKNOWNS))
-        which = "all four" if not missing else "all but " + ", ".join(map(_option, missing))
-        raise ConfigurationError(f"give three of {names} and leave out the one to compute; got {which}")
+        which = ", ".join(_option(name) for name in UNKNOWNS if name not in missing) or "none"
+        raise ConfigurationError(f"give three of {names} and leave out the one to compute; given: {which}")
     _check(records, delta, given)
     unknown = missing[0]
 

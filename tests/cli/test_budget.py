@@ -41,6 +41,12 @@ def test_a_task_fills_what_is_not_given() -> None:
 
 
 @pytest.mark.usefixtures("only_rdp")
+def test_your_own_texts_take_the_preset_and_your_records() -> None:
+    output = _run("--task", "text", "--records", "50000", "--epsilon", "3")
+    assert "50,000" in output and "500" in output and "1e-06" in output
+
+
+@pytest.mark.usefixtures("only_rdp")
 def test_with_epsilon_and_noise_the_epochs_of_a_task_are_computed() -> None:
     rows = _run("--task", "digits", "--epsilon", "3", "--noise-multiplier", "4").splitlines()
     assert any("epochs" in row and "computed" in row for row in rows)
@@ -60,6 +66,8 @@ def test_the_plot_is_written(tmp_path: Path, name: str) -> None:
     ("options", "culprit"),
     [
         (["--epsilon", "3"], "--records is missing"),
+        (["--task", "text", "--epsilon", "3"], "--records is missing"),
+        (["--records", "100", "--epsilon", "3"], "given: --epsilon\n"),
         (["--task", "imagenet", "--epsilon", "3"], "imagenet"),
         (["--task", "sst2"], "leave out the one to compute"),
         (["--records", "100", "--epsilon", "1", "--epochs", "1", "--batch-size", "10", "--delta", "0.1"], "--delta"),

@@ -12,11 +12,13 @@ from rich.text import Text
 from lsg.accounting import ACCOUNTANTS
 from lsg.budget import Budget, plan_budget, safe_delta
 from lsg.errors import ConfigurationError
+from lsg.experiments.files import naming
 from lsg.experiments.presets import preset
 from lsg.rounding import epsilon_text
+from lsg.tasks.catalog import TASKS
 from lsg.tasks.digits import TRAIN_IMAGES
 
-# Training records of each task; batch size, epochs and δ are those that `lsg train` uses.
+# Training records of each public task; batch size, epochs and δ are those that `lsg train` uses.
 RECORDS = {
     "sst2": 67_349,
     "qnli": 104_743,
@@ -31,8 +33,10 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def budget(
-    records: Annotated[int | None, typer.Option(help="N, the number of training records.")] = None,
-    task: Annotated[str | None, typer.Option(help="Start from a task's records and preset: " + ", ".join(RECORDS))] = (
+    records: Annotated[
+        int | None, typer.Option(help="N, the number of training records; of a public --task, known.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help=f"Start from a task's records and preset: {', '.join(TASKS)}.")] = (
         None
     ),
     epsilon: Annotated[float | None, typer.Option(help="The budget ε.")] = None,
@@ -55,14 +59,14 @@ def budget(
         "batch_size": batch_size,
     }
     if task is not None:
-        if task not in RECORDS:
-            raise ConfigurationError(f"--task '{task}' must be one of {', '.join(RECORDS)}")
         usual = preset(task, "lsg")
-        records = RECORDS[task] if records is None else records
+        records = RECORDS.get(task) if records is None else records
         delta = usual["delta"] if delta is None else delta
         _fill(given, usual)
     if records is None:
-        raise ConfigurationError("--records is missing: the number of training records, or a --task")
+        raise ConfigurationError(
+            f"--records is missing: the number of training records, or one of --task {', '.join(RECORDS)}"
+        )
     if delta is None:
         delta = safe_delta(max(records, 1))
     found = next((name for name, value in given.items() if value is None), "")
@@ -77,8 +81,9 @@ def budget(
     if plot is not None:
         from lsg.budget_figure import save_epsilon_figure  # matplotlib takes a second, which --help need not
 
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        save_epsilon_figure(plot, points, title=_summary(plan))
+        with naming(plot):
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            save_epsilon_figure(plot, points, title=_summary(plan))
         console.print(f"Wrote {plot}", soft_wrap=True)
 
 

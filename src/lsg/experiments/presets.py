@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lsg.errors import ConfigurationError
+from lsg.tasks.catalog import check_task
 from lsg.tasks.digits import MICRO_BATCH, MOMENTUM, NON_PRIVATE_LR, Settings
 
 _DIGITS = Settings()
@@ -85,6 +85,5 @@ _METHODS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset(task: str, method: str) -> dict[str, Any]:
     """Fields of RunConfig, model included, without task, method and privacy budget."""
-    if task not in _TASKS:
-        raise ConfigurationError(f"--task '{task}' is not known; it must be one of {', '.join(_TASKS)}")
+    check_task(task)
     return {**_TASKS[task], **_METHODS.get((task, method), {})}

@@ -44,11 +44,16 @@ def load_task(
     --task text; None is guessed from common names. Anything wrong with the data is a `ConfigurationError` of one line
     that names the file and the line or row.
     """
+    check_task(task)
+    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column))
+
+
+def check_task(task: str) -> None:
+    """Refuse what is not in the catalog."""
     if task not in TASKS:
         close = difflib.get_close_matches(task.lower(), TASKS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigurationError(f"--task '{task}' is not known{hint}; it must be one of {', '.join(TASKS)}")
-    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column))
 
 
 def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None, WantedColumns], TaskData]:
