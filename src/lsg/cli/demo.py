@@ -18,6 +18,7 @@ from rich.table import Table
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
 from lsg.provenance import provenance
+from lsg.rounding import epsilon_text
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, Run, Settings, train_digits
 from lsg.training import Epoch
 
@@ -106,7 +107,7 @@ def _train_all(methods: list[Method], settings: Settings, console: Console) -> l
             task = bar.add_task(f"{method!s:<{width}}", total=settings.epochs, epsilon="0.00", loss="-----")
 
             def show(epoch: Epoch, task: Any = task) -> None:
-                bar.update(task, advance=1, epsilon=f"{_epsilon_text(epoch.epsilon):<4}", loss=f"{epoch.loss:.3f}")
+                bar.update(task, advance=1, epsilon=f"{epsilon_text(epoch.epsilon):<4}", loss=f"{epoch.loss:.3f}")
 
             runs.append(train_digits(method, settings, on_epoch=show))
     return runs
@@ -121,16 +122,11 @@ def _table(runs: list[Run], settings: Settings) -> Table:
         table.add_row(
             run.method,
             f"{100 * run.accuracy:.1f} ± {100 * run.standard_error:.1f} %",
-            _epsilon_text(run.epsilon),
+            epsilon_text(run.epsilon),
             f"{run.noise_dimensions:,}" if run.noise_dimensions else "none",
             f"{run.seconds:.1f} s",
         )
     return table
-
-
-def _epsilon_text(epsilon: float) -> str:
-    """Rounded up: a printed epsilon must not promise more than was kept."""
-    return f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}" if epsilon < math.inf else "∞"
 
 
 def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from lsg.experiments.config import METHODS, RunConfig
 from lsg.experiments.report.settings import method_text
 from lsg.explain import Explanation
 from lsg.explain import explain as explain_model
-from lsg.tasks.models import ZOO, ImageShape, _quiet_transformers, _text_config, load_image_model, select_trained
+from lsg.tasks.models import ZOO, ImageShape, load_image_model, quiet_transformers, select_trained, text_config
 
 PRIVATE = tuple(name for name in METHODS if name != "non-private")
 
@@ -75,10 +75,10 @@ def _untrained(name: str, classes: int, channels: int, image_size: int) -> nn.Mo
     """Of that shape; its weights are random, as nothing here depends on them."""
     if name in ZOO:
         return load_image_model(name, ImageShape(classes, channels, image_size, image_size))
-    with _quiet_transformers():
+    with quiet_transformers():
         from transformers import AutoModelForSequenceClassification
 
-        config = _text_config(name)
+        config = text_config(name)
         config.num_labels = classes
         network: nn.Module = AutoModelForSequenceClassification.from_config(config)
     return network

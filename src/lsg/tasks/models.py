@@ -55,10 +55,10 @@ def load_image_model(name: str, shape: ImageShape) -> nn.Module:
 
 def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module, list[str]]:
     """A sequence classifier, and the names of its parameters that are new, drawn from torch's global random stream."""
-    with _quiet_transformers():
+    with quiet_transformers():
         from transformers import AutoModelForSequenceClassification
 
-        config = _text_config(name)
+        config = text_config(name)
         config.num_labels = len(label_names)
         config.id2label = dict(enumerate(label_names))
         config.label2id = {label: number for number, label in config.id2label.items()}
@@ -81,7 +81,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
     return model, sorted(new)
 
 
-def _text_config(name: str) -> Any:
+def text_config(name: str) -> Any:
     """The model's configuration, refused where the architecture has no sequence classifier."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
@@ -92,7 +92,10 @@ def _text_config(name: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of transformers, safetensors or the hub's client
-        raise ConfigurationError(f"--model {name}: cannot load its configuration ({_first_line(error)})") from None
+        unknown = "" if Path(name).is_dir() else "no such folder here, and the hub: "
+        raise ConfigurationError(
+            f"--model {name}: cannot load its configuration ({unknown}{_first_line(error)})"
+        ) from None
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
             f"--model {name}: a {config.model_type} model cannot classify texts: transformers has no sequence "
@@ -114,7 +117,7 @@ def _check_folder(name: str) -> None:
 
 def load_tokenizer(name: str) -> Any:
     """The model's own tokenizer, always with a token for padding."""
-    with _quiet_transformers():
+    with quiet_transformers():
         from transformers import AutoTokenizer
 
         _check_folder(name)
@@ -190,13 +193,13 @@ def load_trained_image_model(folder: Path) -> nn.Module:
 
 def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """As transformers' `from_pretrained` reads it."""
-    with _quiet_transformers():
+    with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Silence load reports and progress bars: what is new in a model is returned instead."""
     try:
         from transformers.utils import logging
