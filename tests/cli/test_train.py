@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from lsg.cli.train import _settings
+from lsg.cli.train import _Bar, _settings
 from lsg.experiments.config import RunConfig, option
 from lsg.experiments.config_file import read_settings
 from tests.tasks.tiny import glue_sst2, tiny_bert
@@ -55,6 +55,7 @@ def test_a_run_tells_what_it_did(finished: tuple[Path, str]) -> None:
     assert f"{100 * result['score']:.2f} %" in shown and "ε = 3.00" in shown
     assert shown.count("loss") == shown.count("(not private)") > 0
     assert result["privacy"]["statement"] in shown
+    assert "scikit-learn digits: 1,437 records for training, 360 for test; labels 0, 1" in shown
     assert "epoch 1: score" in shown and "epoch 2: score" in shown  # not a terminal: lines instead of a bar
 
 
@@ -106,7 +107,8 @@ def test_without_a_seed_a_secret_one_is_drawn(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--epsilon", "3"], "--task is missing: one of sst2"),
-        (["--task", "sst3", "--epsilon", "3"], "--task 'sst3' is not known"),
+        (["--task", "sst3", "--epsilon", "3"], "--task 'sst3' is not known (did you mean sst2?)"),
+        (["--resume"], "--resume: "),
         (["--task", "digits"], "--method lsg needs --epsilon or --noise-multiplier"),
         (["--task", "digits", "--epsilon", "3", "--method", "dp"], "--method 'dp' must be one of"),
         (["--task", "digits", "--epsilon", "3", "--rank", "0"], "rank=0"),
@@ -122,6 +124,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(arguments: list[str], message:
     assert answer.exit_code == 2
     assert answer.stderr.startswith("Error: ") and len(answer.stderr.splitlines()) == 1
     assert message in answer.stderr
+    assert not answer.stdout.startswith("\n")  # an empty progress bar
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,6 +140,18 @@ def test_a_truncated_row_and_a_model_without_classifier_are_named(tmp_path: Path
     answer = lsg("train", *budget, "--data", glue_sst2(tmp_path / "whole"), "--model", model)
     assert answer.exit_code == 2 and str(model) in answer.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Any, done: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Bar, "step", stop)
+        answer = lsg("train", *FAST, "--epsilon", "3", "--output", tmp_path / "run")
+    assert answer.exit_code == 130
+    assert f"Go on with: lsg train --resume --output {tmp_path / 'run'}" in answer.stdout
+    assert lsg("train", "--resume", "--output", tmp_path / "run").exit_code == 0
 
 
 def test_a_full_disk_ends_the_command_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

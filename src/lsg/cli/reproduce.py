@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lsg.cli.errors import FAILED
 from lsg.errors import ConfigurationError
@@ -120,10 +120,8 @@ def _run(
     cells: Sequence[RunConfig], store: Store, run: Callable[..., Any], kept: list[RunConfig], console: Console
 ) -> list[Failure]:
     bar = Progress(
-        TextColumn("cell"),
         MofNCompleteColumn(),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=10),
         TextColumn("{task.fields[left]}  [bold]{task.description}"),
         console=console,
     )
@@ -141,7 +139,7 @@ def _run(
             nonlocal done
             done += 1
             left = (time.monotonic() - started) / done * (len(cells) - done)
-            bar.update(task, advance=1, left=f"about {left / 60:.0f} min left")
+            bar.update(task, advance=1, left=f"{left / 60:.0f} min left")
             outcome = store.outcome(cell) if failure is None else None
             said = f"{100 * outcome.score:.1f} %" if outcome else f"[red]failed[/]: {failure and failure.reason}"
             console.print(f"{done} of {len(cells)}  {cell_name(cell)}: {said}", soft_wrap=True, highlight=False)
@@ -156,7 +154,7 @@ class _Epochs(Listener):
         self._show = show
 
     def epoch(self, row: dict[str, Any]) -> None:
-        self._show(f"epoch {row['epoch']}: {100 * row['score']:.1f} %")
+        self._show(f"epoch {row['epoch']}")
 
 
 def _render(studies: Sequence["Study"], summaries: "Summaries", folder: Path, console: Console) -> list[Failure]:

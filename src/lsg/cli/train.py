@@ -99,7 +99,11 @@ def train(
     result = _watched(console, settings, output, resume, checkpoint_every)
     console.print(_summary(result))
     console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
-    console.print(f"{output}: model/, privacy.json (attach it to a release), metrics.jsonl, config.toml", style="dim")
+    console.print(
+        f"{output}: model/, privacy.json (attach it to a release), metrics.jsonl, config.toml",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _signature() -> inspect.Signature:
@@ -155,6 +159,8 @@ def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, 
             known = {key: value for key, value in known.items() if key not in ("epsilon", "noise_multiplier")}
         known |= layer
     source = str(config or begun) if layers else "options"
+    if resume and not begun.is_file() and not known:
+        raise ConfigurationError(f"--resume: {output} holds no run to go on with")
     if "task" not in known:
         raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
     usual = preset(str(known["task"]), str(known.get("method", RunConfig.method)))
@@ -169,11 +175,18 @@ def _watched(console: Console, config: RunConfig, output: Path, resume: bool, ch
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
         TextColumn("ETA"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
         console=console,
     )
-    with bar:
+    try:
         return run(config, output, resume=resume, listener=_Bar(bar, config.epochs), checkpoint_every=checkpoint_every)
+    except KeyboardInterrupt:
+        if bar.live.is_started:
+            console.print(f"Stopped. Go on with: lsg train --resume --output {output}", soft_wrap=True, highlight=False)
+        raise
+    finally:
+        if bar.live.is_started:  # one that shows nothing yet would leave an empty line
+            bar.stop()
 
 
 class _Bar(Listener):
@@ -188,6 +201,7 @@ class _Bar(Listener):
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
 
     def tokenized(self, part: str, done: int, total: int) -> None:
+        self._bar.start()
         if self._task is None:
             self._task = self._bar.add_task(f"tokenizing {part}", total=total, state="")
         self._bar.update(self._task, completed=done)
@@ -202,6 +216,7 @@ class _Bar(Listener):
             f"{plan.noise_multiplier:.4g} on {plan.noise_dimensions:,} numbers for {plan.trained_parameters:,} trained "
             "parameters"
         )
+        self._bar.start()
         label = self._label(plan.epochs_done + 1)
         self._task = self._bar.add_task(label, total=plan.steps, completed=plan.steps_done, state=self._state(None))
 
@@ -229,12 +244,12 @@ class _Bar(Listener):
 
     def _state(self, steps_per_second: float | None) -> str:
         speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
-        return f"ε {self._epsilon}  loss {self._loss} [dim](not private)[/]  {speed} samples/s"
+        return f"ε {self._epsilon}  loss {self._loss} [dim](not private)[/]  {speed}/s"
 
 
 def _summary(result: RunResult) -> Table:
     config = result.config
-    table = Table(title=f"{TASKS[config.task].title}", show_header=False)
+    table = Table(title=f"{config.task}, {Path(config.model).name}", show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for part, score in result.scores.items():

@@ -22,6 +22,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "fashion-mnist": ((0.2860,), (0.3530,)),
 }
 PLAIN_NORMALISATION = ((0.5,), (0.5,))
+_NAMED = 10  # labels in the line about the data
 _KEPT = 2  # data sets, encoded, for the next run of this process
 _CACHE: dict[tuple[Any, ...], "Prepared"] = {}
 
@@ -47,7 +48,11 @@ def prepare_data(config: RunConfig, device: torch.device, listener: Listener) ->
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
-    return _split(_CACHE[key], config)
+    data = _split(_CACHE[key], config)
+    sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
+    labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
+    listener.note(f"{data.source}: {len(data.train):,} records for training, {sizes}; labels {labels}")
+    return data
 
 
 def _read(config: RunConfig) -> TaskData:
