@@ -9,6 +9,7 @@ runs on the CPU and the random words are sent to the device, which does the arit
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -25,7 +26,7 @@ from lsg.methods import LSG
 from lsg.noise import add_noise
 from lsg.noise_source import NoiseSource, TorchNoise
 from lsg.provenance import provenance
-from lsg.secure_noise import SecureNoise, _words
+from lsg.secure_noise import SecureNoise, random_words
 
 OUTPUT = Path(__file__).parents[1] / "results" / "secure" / "cost.json"
 CPU = torch.device("cpu")
@@ -76,13 +77,13 @@ def main(rounds: int) -> dict[str, Any]:
 
     words = 3 * -(-numbers // 2)
     parts = in_turn(
-        {name: noise_with(source) for name, source in sources.items()} | {"keystream": lambda: _words(words)},
+        {name: noise_with(source) for name, source in sources.items()} | {"keystream": lambda: random_words(words)},
         max(30, rounds),
     )
     more = parts["secure"] - parts["plain"]
     on_gpu = parts["keystream"] + 8 * words / PCIE_BYTES_PER_SECOND
     return {
-        "provenance": provenance(),
+        "provenance": provenance() | {"load_average": os.getloadavg()},
         "shape": "RoBERTa-base, one micro-batch of 16 x 128 tokens",
         "noise_numbers": numbers,
         "measured": {

@@ -235,6 +235,7 @@ class PrivacyEngine:
 
     @property
     def secure_mode(self) -> bool:
+        """Whether noise and samples come from a cryptographic generator."""
         return self._secure is not None
 
     @property
@@ -281,7 +282,7 @@ class PrivacyEngine:
         Call it after a `make_private` with the same arguments. A state of another plan is refused, and so is one that
         has spent less than this engine, or than the ledger.
         replay: repeat the steps that the ledger recorded after the state was taken, exactly, which costs nothing more.
-            With False they are charged, and samples and noise from here on are new.
+            With False, and always in secure mode, they are charged, and samples and noise from here on are new.
         """
         self.run.load_state_dict(state, replay=replay)
 

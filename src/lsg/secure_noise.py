@@ -35,15 +35,15 @@ class SecureNoise:
         blocks = []
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
-            words = _words(3 * -(-size // 2)).to(device)  # only the arithmetic is left to the device
+            words = random_words(3 * -(-size // 2)).to(device)  # only the arithmetic is left to the device
             blocks.append(box_muller(words)[:size])
         return torch.cat(blocks) if blocks else torch.empty(0, dtype=torch.float64, device=device)
 
     def uniform(self, count: int) -> Tensor:
-        return _integers(_words(count)) * 2.0**-_MANTISSA
+        return _integers(random_words(count)) * 2.0**-_MANTISSA
 
     def permutation(self, count: int) -> Tensor:
-        return _words(count).argsort()
+        return random_words(count).argsort()
 
     def state(self) -> None:
         return None
@@ -79,7 +79,7 @@ def _integers(words: Tensor) -> Tensor:
     return words.bitwise_right_shift(64 - _MANTISSA).bitwise_and_(2**_MANTISSA - 1).double()
 
 
-def _words(count: int) -> Tensor:
+def random_words(count: int) -> Tensor:
     """Random 64-bit words from a new key. The nonce may be zero, as no key is used twice."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
