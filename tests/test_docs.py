@@ -5,14 +5,17 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 
 import lsg
 from lsg import PrivacyEngine
+from lsg.cli import app
 from lsg.methods import Method
 from lsg.training import Epoch
 
@@ -151,10 +154,58 @@ def test_what_is_not_private_is_said_to_be_so() -> None:
         assert re.search(rf"\*\*Not private:\*\*[^*]*\b{word}\b", README), word
 
 
-def test_the_table_of_timings_is_what_the_results_say() -> None:
-    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
+def module_at(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    render = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(render)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_timings_is_what_the_results_say() -> None:
+    render = module_at(ROOT / "benchmarks" / "render.py")
     page = (ROOT / "docs" / "performance.md").read_text()
     assert render.rendered(page) == page
+
+
+@pytest.mark.parametrize("name", ["train.md", "reproduce.md"])
+def test_presets_and_results_are_what_the_code_and_the_files_say(name: str) -> None:
+    """Mended by `python docs/render.py`."""
+    render = module_at(ROOT / "docs" / "render.py")
+    assert render.rendered(name) == (ROOT / "docs" / name).read_text()
+
+
+def command_lines() -> list[tuple[str, list[str]]]:
+    """("page:line", words) of every `lsg ...` in a block of bash."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in re.finditer(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            first = text.count("\n", 0, match.start(1)) + 1
+            for number, line in enumerate(match[1].splitlines(), start=first):
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["lsg"]:
+                    found.append((f"{page.name}:{number}", words[1:]))
+    return found
+
+
+COMMAND_LINES = command_lines()
+COMMANDS: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+
+
+@pytest.mark.parametrize(("place", "words"), COMMAND_LINES, ids=[place for place, _ in COMMAND_LINES])
+def test_commands_parse(place: str, words: list[str]) -> None:
+    """Options exist, their values are of the right type and none that is needed is missing."""
+    COMMANDS[words[0]].make_context(words[0], words[1:])
+
+
+def test_every_command_is_shown() -> None:
+    assert {words[0] for _, words in COMMAND_LINES} | {"demo"} == COMMANDS.keys()  # demo: in a comment beside make
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_options_named_in_text_exist(page: Path) -> None:
+    for text in re.findall(r"`lsg ([a-z][^`\n]*)`", page.read_text()):
+        command, *words = text.split()
+        known = {option for parameter in COMMANDS[command].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, f"{page.name}: lsg {text}"

@@ -1,0 +1,80 @@
+"""presets.py and results/reproduce in, tables of docs/train.md and docs/reproduce.md out: `python docs/render.py`."""
+
+import json
+import re
+from pathlib import Path
+
+from lsg.experiments.config import METHODS, RunConfig
+from lsg.experiments.presets import preset
+from lsg.tasks.catalog import TASKS
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
+SHOWN = (
+    "model",
+    "optimizer",
+    "lr",
+    "lr_schedule",
+    "max_grad_norm",
+    "batch_size",
+    "epochs",
+    "delta",
+    "rank",
+    "sparsity",
+)
+
+
+def presets() -> str:
+    """What `--method lsg` starts from, a task a row."""
+    lines = [f"| task | {' | '.join(f'`{name}`' for name in SHOWN)} |", "|---" * (1 + len(SHOWN)) + "|"]
+    for task in TASKS:
+        usual = preset(task, RunConfig.method)
+        values = [f"{usual[name]:g}" if isinstance(usual[name], float) else str(usual[name]) for name in SHOWN]
+        lines.append(f"| `{task}` | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def other_methods() -> str:
+    """Where a method's preset is not lsg's; tasks that agree share a row."""
+    tasks: dict[tuple[str, str], list[str]] = {}
+    for method in METHODS:
+        for task in TASKS:
+            usual, own = preset(task, RunConfig.method), preset(task, method)
+            told = ", ".join(f"`{name}` {own[name]:g}" for name in own if own[name] != usual.get(name))
+            if told:
+                tasks.setdefault((method, told), []).append(f"`{task}`")
+    rows = [f"| `{method}` | {', '.join(alike)} | {told} |" for (method, told), alike in tasks.items()]
+    return "\n".join(["| method | tasks | differs in |", "|---|---|---|", *rows])
+
+
+def reproduced() -> str:
+    """The stored tables as they are, their headings one level down, and what they cost."""
+    tables = (_demoted((RESULTS / f"{name}.md").read_text()) for name in ("table1", "table2", "negatives"))
+    results = [json.loads(file.read_text()) for file in sorted((RESULTS / "cells").glob("*/result.json"))]
+    minutes = sum(result["seconds"] for result in results) / 60
+    cpu = results[0]["provenance"]["hardware"]["cpu"]
+    return "\n".join(
+        [*tables, f"{len(results)} runs, {minutes:.1f} minutes of training in all, on one thread of a {cpu}."]
+    )
+
+
+def _demoted(page: str) -> str:
+    return re.sub(r"^#", "##", page, flags=re.MULTILINE)
+
+
+PARTS = {"train.md": {"presets": presets, "other methods": other_methods}, "reproduce.md": {"results": reproduced}}
+
+
+def rendered(name: str) -> str:
+    """The page with each part between its two comments made anew."""
+    page = (DOCS / name).read_text()
+    for part, make in PARTS[name].items():
+        begin, end = f"<!-- {part}: begin (docs/render.py) -->", f"<!-- {part}: end -->"
+        head, rest = page.split(begin)
+        page = f"{head}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+    return page
+
+
+if __name__ == "__main__":
+    for name in PARTS:
+        (DOCS / name).write_text(rendered(name))
