@@ -1,4 +1,4 @@
-"""presets.py and results/reproduce in, tables of docs/train.md and docs/reproduce.md out: `python docs/render.py`."""
+"""presets.py and results/ in, tables of docs/train.md and docs/reproduce.md out: `python docs/render.py`."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from lsg.tasks.catalog import TASKS
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
+MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SHOWN = (
     "model",
     "optimizer",
@@ -58,11 +59,24 @@ def reproduced() -> str:
     )
 
 
+def mask_signal() -> str:
+    """What each mask keeps of the gradient, and the signal-to-noise that it leaves, relative to RGP."""
+    lines = []
+    for stage, found in json.loads(MASK_SIGNAL.read_text())["stages"].items():
+        regimes = [name for name in next(iter(found["masks"].values())) if name != "kept"]
+        lines += [f"| {stage}: mask | kept | {' | '.join(regimes)} |", "|---" * (2 + len(regimes)) + "|"]
+        for mask, row in found["masks"].items():
+            values = " | ".join(f"{row[name]['signal-to-noise']:.2f}" for name in regimes)
+            lines.append(f"| {mask} | {100 * row['kept']:.0f} % | {values} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
-PARTS = {"train.md": {"presets": presets, "other methods": other_methods}, "reproduce.md": {"results": reproduced}}
+PARTS = {"train.md": {"presets": presets, "other methods": other_methods}, "reproduce.md": {"masks": mask_signal, "results": reproduced}}
 
 
 def rendered(name: str) -> str:
