@@ -24,7 +24,7 @@ from lsg.tasks.digits import digits
 from lsg.training import train
 
 # Few digits and many steps: canaries drown in a large data set, and an audit is to find what there is to find.
-IMAGES, BATCH_SIZE, LR, MOMENTUM = 300, 64, 0.8, 0.9
+IMAGES, BATCH_SIZE, LR, MOMENTUM = 300, 64, 0.4, 0.9
 WIDTHS = [32, 64]
 GUESSED = 0.25  # the share of the canaries guessed to be in, and the share guessed to be out; fixed beforehand
 

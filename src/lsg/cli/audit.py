@@ -61,22 +61,22 @@ def _table(audits: list[Audit], plan: Plan) -> Table:
     table = Table(
         title=f"{plan.method}, {plan.clipping} clipping: bounds that all hold together with {plan.confidence:.3%}"
     )
-    for column in ("seed", "audit", "canary", "sensitivity / C", "ε claimed", "ε at least", "verdict"):
-        table.add_column(column, justify="left" if column in ("audit", "canary", "verdict") else "right")
+    for column in ("seed", "attack", "sensitivity", "ε claimed", "ε at least", "verdict"):
+        table.add_column(column, justify="left" if column in ("attack", "verdict") else "right", no_wrap=True)
     for one in audits:
         for part in one.white_box:
             for o in part.observed:
                 broken = any(f"canary {o.canary} " in message for message in part.violations)
-                numbers = (f"{o.sensitivity.largest:.4f}", f"{part.claimed:.3f}", f"{o.bounds.epsilon:.3f}")
-                table.add_row(str(one.seed), "white box", o.canary, *numbers, _verdict(broken))
+                numbers = (f"{o.sensitivity.largest:.4f} C", f"{part.claimed:.3f}", f"{o.bounds.epsilon:.3f}")
+                table.add_row(str(one.seed), f"canary {o.canary}", *numbers, _verdict(broken))
         if one.batches is not None:
-            kind = f"{one.batches.steps} batches"
-            table.add_row(str(one.seed), "sampling", kind, "", "", "", _verdict(bool(one.batches.violations)))
+            attack = f"{one.batches.steps} batches"
+            table.add_row(str(one.seed), attack, "", "", "", _verdict(bool(one.batches.violations)))
         if one.one_run is not None:
             run = one.one_run
-            guesses = f"{run.correct} of {run.guesses} right"
+            attack = f"one run, {run.correct} of {run.guesses} right"
             numbers = ("", f"{run.claimed:.3f}", f"{run.bound:.3f}")
-            table.add_row(str(one.seed), "one run", guesses, *numbers, _verdict(bool(run.violations)))
+            table.add_row(str(one.seed), attack, *numbers, _verdict(bool(run.violations)))
     return table
 
 
