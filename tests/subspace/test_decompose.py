@@ -39,10 +39,17 @@ def test_columns_are_orthonormal(route: Callable[..., Tensor], kind: str, dtype:
     assert (q.mT @ q - torch.eye(6, dtype=dtype)).abs().max() < 1e-6
 
 
-def test_both_routes_span_the_same_space() -> None:
+def test_both_routes_give_the_same_columns() -> None:
     columns = stack_of("random", torch.float64)
     one, other = orthonormal(columns, generator()), cholesky_qr(columns, generator())
-    assert (one @ one.mT - other @ other.mT).abs().max() < 1e-6
+    assert (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_rounding_in_a_row_of_zeros_does_not_flip_signs(route: Callable[..., Tensor]) -> None:
+    above, below = stack_of("random", torch.float32), stack_of("random", torch.float32)
+    above[:, 0], below[:, 0] = 1e-9, -1e-9  # a padding token's embedding, after some training
+    assert (route(above, generator()) - route(below, generator())).abs().max() < 1e-5
 
 
 def test_the_start_is_fresh_each_time_and_rank_is_cut_to_the_matrix() -> None:

@@ -27,7 +27,10 @@ def decompose(weights: Tensor, rank: int, generator: torch.Generator) -> tuple[T
 def orthonormal(columns: Tensor, generator: torch.Generator) -> Tensor:
     """(k, m, r) -> orthonormal columns that span the same space, for rank-deficient ones (an all-zero weight) too."""
     if columns.device.type == "cpu":
-        return torch.linalg.qr(columns).Q
+        q, r = torch.linalg.qr(columns)
+        # The library's signs follow from the first row alone: where it is nearly zero (a padding token's embedding),
+        # rounding would decide. Along the given columns they are continuous, and the same as `cholesky_qr` gives.
+        return q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype).unsqueeze(-2)
     return cholesky_qr(columns, generator)
 
 
