@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, PrivacyError
 from lsg.layers.graphed import GraphedForward
-from lsg.layers.slot import Slot
+from lsg.layers.slot import Layout, Slot
 from lsg.methods import Method
+from lsg.subspace.refresh import Refresh
+from lsg.subspace.stack import make_stacks
 
 
 class AgainTape:
@@ -163,3 +165,55 @@ def test_tensors_made_on_the_fly_are_made_where_the_model_is(tape: Callable[[typ
     slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
     GraphedForward(model.forward, model, slots, AgainTape())(torch.zeros(8, 12, device="meta"))
     assert model.made_on == [torch.device("meta")]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor, by: Any) -> Tensor:
+        return self.layer(x) * getattr(by, "scale", by)
+
+
+def test_only_inputs_that_cannot_change_unseen_are_recorded(tape: Callable[[type], None]) -> None:
+    """A graph would go on reading what an object held when it was recorded: another batch's data."""
+    tape(AgainTape)
+    model, holder = Scaled(), nn.Identity()
+    slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
+    for slot in slots:
+        slot.arm(8)
+    forward = GraphedForward(lambda x, by: model(x, by) + slots[1].carriers[0], model, slots, AgainTape())
+    x = torch.randn(8, 12)
+    for scale in (1.0, 2.0, 3.0):
+        holder.scale = torch.full((8, 1), scale)  # type: ignore[assignment]
+        forward(x, holder)
+    assert not forward.recorded and not AgainTape.replays
+    for by in (1, 1, True, True):  # equal to each other, and hash the same
+        forward(x, by)
+    assert forward.recorded == 2
+
+
+class FakeGraph:
+    replays = 0
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+
+
+def test_a_recorded_refresh_does_not_read_where_weights_no_longer_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(self: Refresh, sparsity: float) -> None:
+        self._run(sparsity)
+        self._graph = FakeGraph()  # type: ignore[assignment]
+
+    monkeypatch.setattr(Refresh, "_record", record)
+    monkeypatch.setattr(FakeGraph, "replays", 0)
+    parameter = nn.Parameter(torch.randn(20, 20))
+    slots = [Slot("weight", parameter, Layout(transposed=True))]
+    refresh = Refresh(make_stacks(slots), slots, LSG(rank=2), torch.Generator().manual_seed(0), cuda_graph=True)
+    assert [refresh(step) for step in range(3)] == [True, False, False] and FakeGraph.replays == 2
+    old = parameter.data
+    parameter.data = old.clone()
+    assert refresh(3) and FakeGraph.replays == 2  # recorded anew
+    assert not refresh(4) and FakeGraph.replays == 3
+    del old

@@ -21,6 +21,7 @@ from lsg.layers.site import fixed_signature
 from lsg.layers.slot import Slot
 
 _MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
+_PLAIN = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
 _A_TENSOR = object()  # stands for one among what a model returned
 
 
@@ -96,6 +97,8 @@ class GraphedForward:
         if not self._recordable:
             return self._forward(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
+        if not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):
+            return self._forward(*args, **kwargs)  # an object may hold other tensors at the next call
         key = (structure, *map(_signature, leaves), self._surroundings())
         if key not in self._recordings and len(self._recordings) < _MOST_RECORDINGS:
             self._recordings[key] = None
@@ -226,4 +229,4 @@ class _Replay(torch.autograd.Function):
 
 
 def _signature(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+    return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (type(leaf), leaf)  # True is not 1

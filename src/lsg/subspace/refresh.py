@@ -1,6 +1,7 @@
 """Once per logical step: weights in, the subspace and masks of every slot out. Reads weights, never data."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,16 +28,19 @@ class Refresh:
         self._stacks, self._slots, self._method, self._generator = stacks, slots, method, generator
         self._wants_graph = cuda_graph and bool(stacks) and method.importance != "direct"
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._graph_sparsity: float | None = None
+        self._graph_is_for: tuple[Any, ...] = ()
 
     def __call__(self, step: int) -> bool:
         """Subspaces for this logical step. Returns whether they moved in memory (a replay fills the old ones)."""
         sparsity = self._method.sparsity_at(step)
-        if self._graph is not None and sparsity == self._graph_sparsity:
-            self._graph.replay()
-            return False
         if self._wants_graph:
+            # Weights that were moved (`parameter.data = ...`) leave memory to which anything may be written, data too.
+            is_for = sparsity, *(slot.value.data_ptr() for slot in self._slots)
+            if self._graph is not None and self._graph_is_for == is_for:
+                self._graph.replay()
+                return False
             self._record(sparsity)
+            self._graph_is_for = is_for
         else:
             self._run(sparsity)
         return bool(self._stacks)
@@ -64,7 +68,7 @@ class Refresh:
             self._run(sparsity)
         self._generator.set_state(before)  # as if nothing had been drawn yet: the same subspaces as without recording
         graph.replay()
-        self._graph, self._graph_sparsity = graph, sparsity
+        self._graph = graph
 
 
 def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
