@@ -206,6 +206,17 @@ def test_a_state_that_has_spent_less_is_refused(tmp_path: Path) -> None:
     assert len(training.engine.accountant) == 18
 
 
+def test_steps_of_another_run_are_not_forgotten() -> None:
+    longer, training = Training(seed=8).finish(), Training()
+    stop_at(training, "epochs")
+    spent = len(training.engine.accountant)
+    training.loop.close()  # type: ignore[attr-defined]
+    with pytest.raises(PrivacyError, match=f"has spent {spent} steps of a run that the saved one does not continue"):
+        training.engine.load_state_dict(longer.engine.state_dict())
+    assert len(training.engine.accountant) == spent
+    training.engine.load_state_dict(training.engine.state_dict())  # its own
+
+
 def test_states_are_taken_and_loaded_between_batches() -> None:
     training = Training()
     state = training.engine.state_dict()

@@ -118,6 +118,11 @@ class Books:
                 f"the saved run has spent {len(saved)} steps, but this engine has spent {len(self.accountant)} "
                 "already, which loading it would forget: load it into a new engine"
             )
+        if len(self.accountant) and state["stream"] != self._stream:
+            raise PrivacyError(
+                f"this engine has spent {len(self.accountant)} steps of a run that the saved one does not continue, "
+                "which loading it would forget: load it into a new engine"
+            )
         if self._ledger is None:
             if state["ledger"] is not None:
                 raise ConfigurationError("the saved run keeps a ledger: make PrivacyEngine(ledger=...) with its path")
