@@ -200,6 +200,19 @@ def test_parts_that_do_not_add_up_are_refused() -> None:
 Pair = namedtuple("Pair", ["left", "right"])
 
 
+def test_parts_that_share_their_rows_are_refused() -> None:
+    """Two records in one row would be clipped as one: either of them could move the sum by up to twice the bound."""
+    model, optimizer, loader, engine = parts(Gpu())
+    x, _ = next(batches := iter(loader))
+    model(x[:2]).sum(1).mean().backward()
+    model(x[2:4]).sum(1).mean().backward()
+    optimizer.accumulate(2)
+    with pytest.raises(PrivacyError, match="no backward came before"):
+        optimizer.accumulate(2)
+    batches.close()
+    engine.detach()
+
+
 def test_batches_of_any_make_are_cut_by_record() -> None:
     x, mask = torch.arange(12).view(4, 3), torch.ones(4, 3)
     batch = {"x": x, "more": [mask, ("a", "b", "c", "d")], "pair": Pair(x, None), "scale": torch.tensor(2.0), "n": 7}

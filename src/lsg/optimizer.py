@@ -152,6 +152,11 @@ class PrivateOptimizer(Optimizer):
             raise PrivacyError(
                 f"accumulate({size}): {left} of the batch's {self._micro.size} records are left, and each counts once"
             )
+        if not self.gradients.pending():
+            raise PrivacyError(
+                f"accumulate({size}): no backward came before it. Each part has one of its own, or several records "
+                "would be clipped as one"
+            )
         with torch.autocast(self._device_type, enabled=False):
             self.gradients.collect(size)
         self.gradients.renew()  # the next part has a graph of its own
