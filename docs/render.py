@@ -76,7 +76,10 @@ def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
-PARTS = {"train.md": {"presets": presets, "other methods": other_methods}, "reproduce.md": {"masks": mask_signal, "results": reproduced}}
+PARTS = {
+    "train.md": {"presets": presets, "other methods": other_methods},
+    "reproduce.md": {"masks": mask_signal, "results": reproduced},
+}
 
 
 def rendered(name: str) -> str:
