@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsg import LSG, PrivacyEngine
 from lsg.clipping import ClippedSum
 from lsg.noise import add_noise, grid_of
-from lsg.noise_source import NoiseSource, TorchNoise
+from lsg.noise_source import NoiseSource, TorchNoise, fresh_generator
 from lsg.sampling import LogicalBatches, SamplingPlan
 from lsg.secure_noise import SecureNoise, box_muller
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def plain() -> NoiseSource:
-    return TorchNoise(torch.Generator().manual_seed(7))
+    return TorchNoise(fresh_generator(CPU, b"7"))
 
 
 SOURCES: dict[str, Callable[[], NoiseSource]] = {"plain": plain, "secure": SecureNoise}
@@ -87,6 +87,19 @@ BAD: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "repeats": lambda x: np.tile(x[:10], len(x) // 10),
     "remembers": lambda x: (x + 0.02 * np.roll(x, 3)) / math.hypot(1, 0.02),
 }
+
+
+def test_streams_are_not_those_that_can_be_tried_one_by_one() -> None:
+    """torch's generator on a CPU takes 32 bits of a seed."""
+    few = [torch.Generator().manual_seed(7 + (high << 32)) for high in (0, 1)]
+    assert torch.equal(*(torch.rand(4, generator=generator) for generator in few))
+    for generator in (fresh_generator(CPU), fresh_generator(CPU, b"secret")):
+        named = torch.Generator().manual_seed(generator.initial_seed())
+        assert not torch.equal(*(torch.rand(4, generator=g, dtype=torch.float64) for g in (generator, named)))
+    again, other = (fresh_generator(CPU, secret) for secret in (b"secret", b"secret!"))
+    drawn = torch.rand(4, generator=fresh_generator(CPU, b"secret"))
+    assert torch.equal(torch.rand(4, generator=again), drawn)
+    assert not torch.equal(torch.rand(4, generator=other), drawn)
 
 
 @pytest.mark.parametrize("flaw", BAD)

@@ -1,6 +1,5 @@
 """`PrivacyEngine`: puts plan, rules, sampling, clipping, noise and accounting together behind Opacus's API."""
 
-import hashlib
 import os
 from typing import Any
 
@@ -354,8 +353,7 @@ class _Streams:
     def _derived(self, purpose: str, device: torch.device) -> torch.Generator | None:
         if self._state is None:
             return None
-        digest = hashlib.sha256(purpose.encode() + b":" + self._state).digest()
-        return fresh_generator(device, int.from_bytes(digest[:8], "big") >> 1)
+        return fresh_generator(device, purpose.encode() + b":" + self._state)
 
 
 class _BatchSizeProbe:

@@ -1,5 +1,6 @@
 """Where randomness comes from: a count in, random numbers out. Noise and sampling each have a source of their own."""
 
+import hashlib
 import os
 import secrets
 from typing import Protocol
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from lsg.errors import ConfigurationError, PrivacyError
+
+# Where the Mersenne twister's 624 words, 8 bytes each, lie in the state of torch's generator on a CPU.
+_TWISTER_START, _TWISTER_WORDS = 24, 624
 
 
 class NoiseSource(Protocol):
@@ -96,6 +100,18 @@ class TorchNoise:
         return self.generator
 
 
-def fresh_generator(device: torch.device, seed: int | None = None) -> torch.Generator:
-    """A stream of its own on a device, seeded by the operating system unless a seed is given."""
-    return torch.Generator(device).manual_seed(secrets.randbits(63) if seed is None else seed)
+def fresh_generator(device: torch.device, secret: bytes | None = None) -> torch.Generator:
+    """A stream of its own on a device, from the operating system's entropy unless a secret is given.
+
+    All bits of the secret count. `manual_seed` would take 32 of them on a CPU (and 64 on a GPU), and 2^32 streams can
+    be tried one by one against released weights.
+    """
+    digest = hashlib.sha512(secrets.token_bytes(64) if secret is None else secret).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    if generator.device.type == "cpu":
+        state = generator.get_state()
+        numbers = bytearray(hashlib.shake_256(digest).digest(4 * _TWISTER_WORDS))
+        words = torch.frombuffer(numbers, dtype=torch.int32).long().bitwise_and_(2**32 - 1)
+        state[_TWISTER_START : _TWISTER_START + 8 * _TWISTER_WORDS] = words.view(torch.uint8)
+        generator.set_state(state)
+    return generator

@@ -5,7 +5,6 @@ last. All randomness follows from the seed, the noise too, so that a run can be 
 secret the seed must be so as well; the privacy statement says it.
 """
 
-import hashlib
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from lsg.experiments.privacy_statement import Spent, privacy_statement
 from lsg.experiments.schedule import follow
 from lsg.experiments.tensorboard import TensorBoard
 from lsg.explain import explain
+from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
 from lsg.tasks.encoded import as_loader
@@ -134,7 +134,7 @@ class _Training:
             "method": method,
             "max_physical_batch_size": config.max_physical_batch_size,
             "clipping": config.clipping,
-            "noise_generator": torch.Generator(device).manual_seed(_derived_seed(config.seed, "noise")),
+            "noise_generator": _noise_generator(config.seed, device),
             "perf": PerfConfig(compile=config.compile, cuda_graphs=config.cuda_graphs),
         }
         if config.epsilon is not None:
@@ -283,9 +283,9 @@ class _Checkpoints:
         self._cost = self._last - started
 
 
-def _derived_seed(seed: int, purpose: str) -> int:
+def _noise_generator(seed: int, device: torch.device) -> torch.Generator:
     """A stream of its own: torch's global one, seeded by the seed itself, draws new weights and dropout."""
-    return int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8], "big") >> 1
+    return fresh_generator(device, f"noise:{seed}".encode())
 
 
 def _finite(value: float) -> float | None:
