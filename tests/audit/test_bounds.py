@@ -76,3 +76,12 @@ def test_one_run_numbers() -> None:
     assert found == pytest.approx(math.log(right / (1 - right)), abs=1e-6)
     assert one_run_bound(canaries=100, guesses=100, correct=100, delta=1e-3, alpha=0.05) < found
     assert one_run_bound(canaries=100, guesses=100, correct=55, delta=1e-5, alpha=0.05) == 0
+
+
+def test_little_evidence_is_used_too() -> None:
+    """A pilot so small that its own limits tell nothing must still choose a threshold, and not the first one."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        absent, present = rng.standard_normal(400), rng.standard_normal(400) + 0.8
+        found = lower_bounds(absent, present, mechanism=Mechanism(), delta=1e-5, alpha=1e-3)
+        assert 0 < found.mechanism <= epsilon_of_mu(0.8, 1e-5)

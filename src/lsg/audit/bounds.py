@@ -17,6 +17,7 @@ from scipy.special import log_ndtr, ndtri
 from scipy.stats import beta, binom
 
 _CHOOSING = 0.2  # the share of the trials that thresholds are chosen on; bounds are computed on the others
+_ON_A_HUNCH = 0.1  # how surely a threshold is chosen where the pilot is too small to show anything for sure
 _THRESHOLDS = 100
 _LOSS_GRID = 5e-3  # of privacy losses; ten times finer changed no bound by 0.001
 
@@ -66,17 +67,17 @@ def lower_bounds(
     rest = [values[split:] for values, split in zip((absent, present), splits, strict=True)]
     thresholds = np.unique(np.quantile(np.concatenate(pilot), np.linspace(0, 1, _THRESHOLDS)))
 
-    def limits(threshold: float, samples: list[np.ndarray]) -> tuple[float, float]:
-        """FPR at most, TPR at least: wrong, either of them, with probability alpha / 2."""
+    def limits(threshold: float, samples: list[np.ndarray], wrong: float) -> tuple[float, float]:
+        """FPR at most, TPR at least: each of them wrong with this probability."""
         false, true = (int((values > threshold).sum()) for values in samples)
-        return at_most(false, len(samples[0]), alpha / 4), at_least(true, len(samples[1]), alpha / 4)
+        return at_most(false, len(samples[0]), wrong), at_least(true, len(samples[1]), wrong)
 
-    on_pilot = [limits(threshold, pilot) for threshold in thresholds]
-    free = max(range(len(thresholds)), key=lambda i: epsilon_of_rates(*on_pilot[i], delta))
-    gaussian = max(range(len(thresholds)), key=lambda i: mu_of_rates(*on_pilot[i]))
+    on_pilot = [[limits(threshold, pilot, wrong) for wrong in (alpha / 4, _ON_A_HUNCH)] for threshold in thresholds]
+    free = max(range(len(thresholds)), key=lambda i: [epsilon_of_rates(*rates, delta) for rates in on_pilot[i]])
+    gaussian = max(range(len(thresholds)), key=lambda i: [mu_of_rates(*rates) for rates in on_pilot[i]])
     return Bounds(
-        threshold=epsilon_of_rates(*limits(thresholds[free], rest), delta),
-        mechanism=epsilon_of_mechanism(*limits(thresholds[gaussian], rest), mechanism, delta),
+        threshold=epsilon_of_rates(*limits(thresholds[free], rest, alpha / 4), delta),
+        mechanism=epsilon_of_mechanism(*limits(thresholds[gaussian], rest, alpha / 4), mechanism, delta),
         trials=len(rest[0]) + len(rest[1]),
     )
 
