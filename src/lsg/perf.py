@@ -1,4 +1,4 @@
-"""Settings for speed. None of them can change a guarantee: they only choose how the same numbers are computed."""
+"""Settings for speed: they choose how the same numbers are computed. `cuda_graphs` says what it needs for that."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ class PerfConfig:
     cuda_graphs: on a GPU, record the model's forward and backward and the refresh of the subspaces as CUDA graphs, one
         for each shape that comes a second time, and replay them: the CPU need not launch kernels one by one. Works with
         and without compile. Off unless asked for: what a model's forward does in Python beside its tensors (counting,
-        drawing from Python's random numbers) happens only while recording.
+        drawing from Python's random numbers) happens only while recording, and tensors that it finds elsewhere than
+        among its inputs, parameters and buffers (an attribute set before each batch) stay those of the recording. Pass
+        them as inputs: a record's gradient must not come from another batch.
     pad: with either, round micro-batches up to a few sizes with rows that have no gradient, so that the varying sizes
         of Poisson batches are not compiled or recorded again and again.
     """
