@@ -16,7 +16,7 @@ import lsg
 from lsg import BudgetExceeded, ConfigurationError, PrivacyEngine, PrivacyError
 from lsg.accounting import Phase, create_accountant, epsilon_of
 from lsg.books import Target
-from lsg.ledger import FRESH, Ledger, fingerprint
+from lsg.ledger import FRESH, Ledger, fingerprint, seal
 from tests.small_run import BATCH, N, Training, network, stop_at
 from tests.soak import soak
 
@@ -197,6 +197,27 @@ def test_a_state_that_claims_less_than_its_ledger_is_refused(history: list[Any],
     state["books"]["accountant"]["history"] = history
     with pytest.raises(PrivacyError, match="claims less than its ledger"):
         run(tmp_path).engine.load_state_dict(state)
+
+
+def test_noise_is_not_repeated_on_other_data(tmp_path: Path) -> None:
+    """A record that changed meanwhile: the very step that it enters is refused, before its noise is drawn."""
+    training = crashed(tmp_path, 8)
+    drawn = training.optimizer.gradients.noise.state()
+    continued = run(tmp_path).load(tmp_path / "run.ckpt")
+    inputs = continued.loader.dataset.tensors[0]
+    inputs.copy_(inputs.flip(0))
+    with pytest.raises(PrivacyError, match="'sum' is not what was recorded"):
+        continued.finish()
+    assert not torch.equal(continued.optimizer.gradients.noise.state(), drawn)
+
+
+def test_a_seal_needs_the_noise_to_be_checked() -> None:
+    total, states = torch.randn(9), [torch.Generator().manual_seed(seed).get_state() for seed in (0, 1)]
+    assert seal(total, states[0]) == seal(total.clone(), states[0])
+    assert (
+        len({seal(total, states[0]), seal(total, states[1]), seal(total + 1e-6, states[0]), seal(None, states[0])}) == 4
+    )
+    assert seal(total, None) == ""
 
 
 def test_a_repetition_that_differs_is_refused(tmp_path: Path) -> None:

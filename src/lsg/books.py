@@ -54,7 +54,7 @@ class Target:
 class Books:
     """Counts each logical step, if the target allows it: first in the ledger, then in the accountant.
 
-    weights: computes a fingerprint of the weights that the step starts from.
+    weights, total: compute a fingerprint of the weights that the step starts from, and a seal of its sum.
     replayable: whether the noise can be drawn again from a saved state. Such noise is a stream that has a name.
     """
 
@@ -65,9 +65,11 @@ class Books:
         *,
         ledger: Ledger | None,
         weights: Callable[[], str],
+        total: Callable[[], str],
         replayable: bool = True,
     ) -> None:
-        self.accountant, self._plan, self._ledger, self._weights = accountant, plan, ledger, weights
+        self.accountant, self._plan, self._ledger = accountant, plan, ledger
+        self._weights, self._total = weights, total
         self.target: Target | None = None
         self._stream = secrets.token_hex(8) if replayable else FRESH
         self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
@@ -83,14 +85,20 @@ class Books:
             return
         if self.target is not None:
             self.target.check(noise_multiplier, rate)
-        self._write(noise_multiplier, rate, self._weights)
+        self._write(noise_multiplier, rate, self._weights, self._total)
         if not self._plan.poisson and epoch is not None:
             self._counted = (epoch, noise_multiplier)
 
-    def _write(self, noise_multiplier: float, rate: float, weights: Callable[[], str]) -> None:
+    def _write(
+        self, noise_multiplier: float, rate: float, weights: Callable[[], str], total: Callable[[], str]
+    ) -> None:
         if self._ledger is not None:
             self._ledger.record(
-                noise_multiplier=noise_multiplier, sample_rate=rate, stream=self._stream, weights=weights()
+                noise_multiplier=noise_multiplier,
+                sample_rate=rate,
+                stream=self._stream,
+                weights=weights(),
+                sum=total(),
             )
         self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
 
@@ -157,7 +165,8 @@ class Books:
         for entry in record.later:
             self.accountant.step(noise_multiplier=entry.noise_multiplier, sample_rate=entry.sample_rate)
         if record.torn:
-            self._write(noise_multiplier, self._plan.sample_rate if self._plan.poisson else 1.0, lambda: "unknown")
+            rate = self._plan.sample_rate if self._plan.poisson else 1.0
+            self._write(noise_multiplier, rate, lambda: "unknown", lambda: "unknown")
         return False
 
 

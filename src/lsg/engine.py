@@ -17,7 +17,7 @@ from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
 from lsg.layers.recorder import Recorder, batch_size
 from lsg.layers.site import is_private
-from lsg.ledger import Ledger, fingerprint
+from lsg.ledger import Ledger, fingerprint, seal
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise_source import NoiseSource, TorchNoise, fresh_generator
@@ -203,6 +203,7 @@ class PrivacyEngine:
             sampling,
             ledger=self._ledger,
             weights=lambda: fingerprint(trained),
+            total=lambda: _sealed(gradients),
             replayable=sampler.source.replayable,
         )
         self._optimizer = PrivateOptimizer(
@@ -316,6 +317,13 @@ class PrivacyEngine:
     def get_compatible_module(module: nn.Module) -> nn.Module:
         """A copy of the model with its BatchNorms turned into GroupNorms."""
         return fix(module)
+
+
+def _sealed(gradients: PrivateGradients | PlainGradients) -> str:
+    """The sum about to be released, for the ledger; gradients without noise need no seal."""
+    if isinstance(gradients, PlainGradients):
+        return ""
+    return seal(None if gradients.sum is None else gradients.sum.vector, gradients.noise.state())
 
 
 class _Streams:

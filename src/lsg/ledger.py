@@ -2,10 +2,12 @@
 
 So steps that a crash took away are known. Each line ends with a SHA-256 of itself and of the line before it. A last
 line that is not whole (a crash while it was written) stands for a step that may have happened. What a line says is no
-more secret than the released weights: it holds no seed and nothing of a sum without noise.
+more secret than the released weights: it holds no seed, and of a sum without noise only a seal, which nobody can check
+who could not take the noise off anyway.
 """
 
 import hashlib
+import hmac
 import json
 import os
 from collections import Counter, deque
@@ -25,13 +27,15 @@ BEGINNING = "0" * 64  # the chain before the first line
 
 @dataclass(frozen=True)
 class Entry:
-    """A step: its number, noise and rate, the noise stream it drew from, and a fingerprint of the weights before it."""
+    """A step: its number, noise and rate, the noise stream it drew from, a fingerprint of the weights before it and a
+    seal of the sum that the noise is added to."""
 
     step: int
     noise_multiplier: float
     sample_rate: float
     stream: str
     weights: str
+    sum: str
 
     def chained(self, before: str) -> str:
         """The hash of this entry and all before it."""
@@ -115,7 +119,7 @@ class Ledger:
         self.chain = record.chain if replay else record.end
         self._open(record)
 
-    def record(self, *, noise_multiplier: float, sample_rate: float, stream: str, weights: str) -> None:
+    def record(self, *, noise_multiplier: float, sample_rate: float, stream: str, weights: str, sum: str) -> None:
         """Write a step down, safe on disk when this returns; or find it there, if it is one taken again."""
         if self._file is None:
             record = self.read()
@@ -125,7 +129,7 @@ class Ledger:
                     "give a new run a ledger of its own"
                 )
             self._open(record)
-        entry = Entry(self.position + 1, noise_multiplier, sample_rate, stream, weights)
+        entry = Entry(self.position + 1, noise_multiplier, sample_rate, stream, weights, sum)
         if not self._replays:
             self._append(entry.line(self.chain))
         elif self._replays[0] == entry:
@@ -190,6 +194,17 @@ def fingerprint(parameters: Iterable[Tensor]) -> str:
     sums = [p.view(integers[p.element_size()]).sum(dtype=torch.int64) for p in parameters]
     together = torch.stack([total.to(sums[0].device) for total in sums])
     return hashlib.sha256(together.cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def seal(total: Tensor | None, noise_state: Tensor | None) -> str:
+    """Tells the sum of a step from any other: a fingerprint, keyed with the state that the step's noise comes from.
+
+    Noise that cannot be drawn again needs none.
+    """
+    if noise_state is None:
+        return ""
+    known = "" if total is None else fingerprint([total])
+    return hmac.new(noise_state.cpu().numpy().tobytes(), known.encode(), "sha256").hexdigest()[:16]
 
 
 def sync_folder(folder: Path) -> None:
