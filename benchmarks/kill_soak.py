@@ -2,7 +2,7 @@
 
     python benchmarks/kill_soak.py [KILLS]
 
-Prints one JSON line; any difference, or a checkpoint that cannot be read, is an error.
+Writes results/kills/kills.json; any difference, or a checkpoint that cannot be read, is an error.
 """
 
 import json
@@ -15,8 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.soak import soak
 
+from lsg.provenance import provenance
+
 if __name__ == "__main__":
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         found = soak(Path(folder), int(sys.argv[1]) if len(sys.argv) > 1 else 200)
-    print(json.dumps(found | {"seconds": round(time.perf_counter() - start, 1)}))
+    document = found | {"seconds": round(time.perf_counter() - start, 1), "provenance": provenance()}
+    output = Path(__file__).parents[1] / "results" / "kills" / "kills.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=1) + "\n")
+    print(output.read_text())
