@@ -1,4 +1,4 @@
-"""presets.py and results/ in, tables of docs/train.md and docs/reproduce.md out: `python docs/render.py`."""
+"""presets.py and results/ in, tables of docs pages out: `python docs/render.py`."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from lsg.tasks.catalog import TASKS
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
+AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SHOWN = (
     "model",
@@ -72,11 +73,33 @@ def mask_signal() -> str:
     return "\n".join(lines[:-1])
 
 
+def audited() -> str:
+    """How close the white-box bound came to the claim, by method and clipping, over all seeds."""
+    bar = json.loads(AUDIT_BAR.read_text())
+    summary, ratios = bar["summary"], {}
+    for audit in bar["intact"]:
+        ratios.setdefault(audit["method"], {}).setdefault(audit["clipping"], []).append(audit["ratio"])
+    clippings = list(next(iter(ratios.values())))
+    lines = [
+        f"{summary['intact_consistent']} of {summary['intact_in_all']} audits of the intact engine were consistent "
+        f"({len(bar['batches'])} of them of its batches),",
+        f"and {summary['broken_flagged']} of {summary['broken_in_all']} of broken ones flagged.",
+        "",
+        f"| bound over claim, {bar['plan']['seeds']} seeds | {' | '.join(clippings)} |",
+        "|---" * (1 + len(clippings)) + "|",
+    ]
+    for method, found in ratios.items():
+        cells = [f"{min(found[kind]):.2f} to {max(found[kind]):.2f}" for kind in clippings]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
 PARTS = {
+    "audit.md": {"bar": audited},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {"masks": mask_signal, "results": reproduced},
 }
