@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lsg.bench.contenders import Setting
+from lsg.bench.contenders import Setting, attach
 from lsg.bench.presets import workload
-from lsg.engine import PrivacyEngine
 from lsg.layers import kernels
 from lsg.methods import Method
 from lsg.perf import PerfConfig
@@ -31,18 +30,7 @@ def difference(setting: Setting, method: Method, perf: PerfConfig) -> float:
 def _gradients(setting: Setting, method: Method, perf: PerfConfig) -> Tensor:
     """Of the last batch, as one vector. Without dropout, whose random numbers differ between the paths."""
     model = setting.workload.make_model().eval()
-    engine = PrivacyEngine(accountant="rdp")
-    _, optimizer, _ = engine.make_private(
-        module=model,
-        optimizer=setting.optimizer(model),
-        data_loader=setting.loader(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        method=method,
-        max_physical_batch_size=setting.preset.micro_batch,
-        noise_generator=torch.Generator(setting.device).manual_seed(0),
-        perf=perf,
-    )
+    engine, optimizer = attach(setting, model, method, perf, torch.Generator(setting.device).manual_seed(0))
     for x, y in setting.workload.batches:
         optimizer.zero_grad()
         with setting.autocast():

@@ -12,6 +12,7 @@ from lsg.bench.presets import Preset, Workload
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Method
+from lsg.optimizer import PrivateOptimizer
 from lsg.perf import PerfConfig
 
 Step = Callable[[], None]
@@ -63,8 +64,14 @@ def non_private(setting: Setting, *, compiled: bool) -> Step:
     return step
 
 
-def private(setting: Setting, method: Method, perf: PerfConfig | None = None) -> Step:
-    model = setting.workload.make_model()
+def attach(
+    setting: Setting,
+    model: nn.Module,
+    method: Method,
+    perf: PerfConfig | None,
+    noise_generator: torch.Generator | None = None,
+) -> tuple[PrivacyEngine, PrivateOptimizer]:
+    """An engine on a model of the setting."""
     engine = PrivacyEngine(accountant="rdp")
     _, optimizer, _ = engine.make_private(
         module=model,
@@ -74,8 +81,15 @@ def private(setting: Setting, method: Method, perf: PerfConfig | None = None) ->
         max_grad_norm=1.0,
         method=method,
         max_physical_batch_size=setting.preset.micro_batch,
+        noise_generator=noise_generator,
         perf=perf,
     )
+    return engine, optimizer
+
+
+def private(setting: Setting, method: Method, perf: PerfConfig | None = None) -> Step:
+    model = setting.workload.make_model()
+    engine, optimizer = attach(setting, model, method, perf)
     last = len(setting.workload.batches) - 1
 
     def step() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.layers.factor_gradient import select
-from lsg.layers.linear import compute_dtype, weight_operands
+from lsg.layers.linear import compute_dtype, weight_as, weight_operands
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
@@ -157,7 +157,7 @@ def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, input: T
     bias_slot = site.slots.get("bias")
     return _Conv.apply(
         x,
-        module.weight.detach().to(dtype) if slot is None else slot.value_as(dtype),
+        weight_as(module.weight, slot, dtype),
         bias,
         *operands,
         bias_slot.carriers[0] if bias_slot else None,

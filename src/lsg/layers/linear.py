@@ -71,6 +71,11 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def weight_as(weight: Tensor, slot: Slot | None, dtype: torch.dtype) -> Tensor:
+    """A weight (or its slot's part of it) in that precision, cut off from autograd."""
+    return weight.detach().to(dtype) if slot is None else slot.value_as(dtype)
+
+
 def weight_operands(slot: Slot | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
     """A weight's slot -> row and column factor; kept rows, their places; kept columns, their places; and carriers of
     rows, columns and the dense weight."""
@@ -110,7 +115,7 @@ def linear(
     x_B = site.batch_first(x, 1).to(dtype)
     parts = []
     for slot in weight_slots:
-        matrix = weight.detach().to(dtype) if slot is None else slot.value_as(dtype)
+        matrix = weight_as(weight, slot, dtype)
         operands = weight_operands(slot, dtype)
         if stored_inputs_first:
             matrix, operands = matrix.mT, transpose_operands(operands)
