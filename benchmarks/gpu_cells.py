@@ -1,10 +1,10 @@
 """Many runs in one process on a leased GPU: cells in, a results store out, ended before the lease does.
 
-    python benchmarks/gpu_cells.py CELLS.jsonl STORE SECONDS
+    python benchmarks/gpu_cells.py CELLS.jsonl STORE SECONDS RECORDS
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
-preset's. A cell is started only if the longest one so far would still fit. Model weights, checkpoints and logs are not
-kept.
+preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the slowest pace of its
+kind so far. Of each cell its result.json alone is kept.
 """
 
 import gc
@@ -22,40 +22,62 @@ from lsg.experiments.config import RunConfig
 from lsg.experiments.presets import preset
 
 
-def main(cells: Path, store: Path, limit: float) -> None:
-    start, longest = time.perf_counter(), 0.0
-    runs._CHECKPOINT_SECONDS = float("inf")
-    for line in cells.read_text().splitlines():
-        fields = json.loads(line)
-        name = fields.pop("name")
-        if (store / name / "result.json").exists():
-            continue
-        if time.perf_counter() - start + longest > limit:
-            print(f"no time left for {name}", flush=True)
-            continue
+class Lease:
+    """Runs cells as long as there is time for them."""
+
+    def __init__(self, store: Path, seconds: float, records: int) -> None:
+        self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
+        self._pace: dict[str, float] = {}  # slowest seconds a sample, by method
+        runs._CHECKPOINT_SECONDS = float("inf")
+
+    def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
+        """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""
+        folder = self.store / name
+        file, samples = folder / "result.json", config.epochs * (config.train_limit or self._records)
+        if file.exists():
+            return runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
         began = time.perf_counter()
+        if began - self._start + self._pace.get(config.method, 0.0) * samples > self._limit:
+            print(f"no time left for {name}", flush=True)
+            return None
         try:
-            config = RunConfig(**{**preset(fields["task"], fields["method"]), **fields})
-            result = runs.run(config, store / name)
+            result = runs.run(config, folder)
         except Exception:  # the other cells go on
             print(f"{name} failed", flush=True)
             traceback.print_exc()
-            continue
+            return None
         finally:
-            for kind in ("model", "tensorboard", "checkpoint"):
-                shutil.rmtree(store / name / kind, ignore_errors=True)
+            _keep_result_alone(folder)
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        longest = max(longest, time.perf_counter() - began)
+        took = time.perf_counter() - began
+        self._pace[config.method] = max(self._pace.get(config.method, 0.0), took / samples)
         curve = " ".join(f"{100 * score:.1f}" for score in result.curve)
         print(
-            f"[{time.perf_counter() - start:.0f} s] {name}: {100 * result.score:.2f} % at epsilon {result.epsilon}, "
-            f"{result.seconds:.1f} s of training, {result.history[-1]['samples_per_second']:.0f} samples/s at the end; "
-            f"{curve}",
+            f"[{time.perf_counter() - self._start:.0f} s] {name}: {100 * result.score:.2f} % at epsilon "
+            f"{result.epsilon}, {result.seconds:.1f} s of training in {took:.1f} s, "
+            f"{result.history[-1]['samples_per_second']:.0f} samples/s at the end; {curve}",
             flush=True,
         )
+        return result
+
+
+def _keep_result_alone(folder: Path) -> None:
+    for path in folder.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "result.json":
+            path.unlink()
+
+
+def main(cells: Path, store: Path, seconds: float, records: int) -> None:
+    lease = Lease(store, seconds, records)
+    for line in cells.read_text().splitlines():
+        fields = json.loads(line)
+        name = fields.pop("name")
+        lease.run(name, RunConfig(**{**preset(fields["task"], fields["method"]), **fields}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

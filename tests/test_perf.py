@@ -130,8 +130,9 @@ def test_padding_never_enters_a_sum_and_outputs_without_rows_are_refused(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("size", "largest", "padded"), [(1, 256, 64), (64, 256, 64), (65, 256, 128), (256, 256, 256), (300, 256, 512),
-     (5, None, 8), (8, None, 8), (1, None, 1), (3, 3, 3), (7, 10, 9), (10, 10, 10)],
+    ("size", "largest", "padded"), [(1, 256, 64), (64, 256, 64), (65, 256, 128), (256, 256, 256), (300, 256, 320),
+     (5, None, 5), (65, None, 80), (80, None, 80), (113, None, 128), (129, None, 160), (1, None, 1), (3, 3, 3),
+     (7, 10, 9), (10, 10, 10)],
 )  # fmt: skip
 def test_padded_sizes_are_few_and_large_enough(size: int, largest: int | None, padded: int) -> None:
     assert padded_size(size, largest) == padded >= size

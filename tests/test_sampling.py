@@ -8,6 +8,7 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.noise_source import TorchNoise
+from lsg.perf import padded_size
 from lsg.sampling import LogicalBatches, SamplingPlan
 
 
@@ -65,6 +66,20 @@ def test_micro_batches_hold_the_same_records_sorted_by_length() -> None:
         assert sorted(i for part in parts for i in part) == sorted(i for part in one for i in part)
         in_order = [lengths[i] for part in parts for i in part]
         assert in_order == sorted(in_order)
+
+
+def test_micro_batches_keep_to_a_number_of_tokens() -> None:
+    plan = SamplingPlan(records=1000, batch_size=500)
+    lengths = [1 + (7 * i) % 50 for i in range(999)] + [400]
+    whole, split = batches(plan), batches(plan, max_physical_batch_size=40, lengths=lengths, max_tokens=300)
+    for _ in range(3):
+        for one, parts in zip(whole.draw_epoch(), split.draw_epoch(), strict=True):
+            assert sorted(i for part in parts for i in part) == sorted(i for part in one for i in part)
+            for part in parts:
+                longest = max(lengths[i] for i in part)
+                assert len(part) <= 40 and (len(part) * longest <= 300 or len(part) == 1)
+            assert all(padded_size(len(part), None) == len(part) for part in parts[:-1])
+            assert len(parts) < 60  # 300 tokens are 6 of the longest: that size alone would make 85 of them
 
 
 def test_batches_larger_than_the_data_and_bad_sizes() -> None:

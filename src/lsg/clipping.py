@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lsg.blocks import Part, by_slot, few_groups, make_block
 from lsg.errors import ConfigurationError
 
 Clipping = Literal["flat", "per_layer", "automatic"]
 _STABILITY = 0.01  # gamma of automatic clipping (Bu et al. 2023): keeps small gradients from being blown up
-_SMALL = 2**24  # numbers: a matrix below this is worth joining with its neighbours
 
 
 @dataclass(frozen=True)
@@ -73,28 +73,35 @@ class Clipper:
         return self.max_grad_norm
 
     def clip(
-        self, per_sample: Sequence[Sequence[Tensor]], loss_scale: float, positions: Sequence[int] | None = None
+        self,
+        per_sample: Sequence[Sequence[Part]],
+        loss_scale: float,
+        positions: Sequence[int] | None = None,
     ) -> ClippedSum:
-        """per_sample: for each slot, matrices (B, ...) of per-sample gradients divided by `loss_scale`.
+        """per_sample: for each slot, per-sample gradients divided by `loss_scale`: matrices (B, ...), or their factors.
 
         positions: which threshold is which slot's, where the slots are not in the thresholds' order.
         """
+        parts = [part for of_slot in per_sample for part in of_slot]
         # Thresholds of their own need norms of their own; a joint norm needs few, large kernels.
-        blocks = [_join(parts) for parts in per_sample] if self.mode == "per_layer" else _few_blocks(per_sample)
-        norms_BK = torch.stack([_row_norms(block) for block in blocks], dim=1) * loss_scale
+        groups = by_slot(per_sample) if self.mode == "per_layer" else few_groups(parts)
+        blocks = [make_block([parts[i] for i in group]) for group in groups]
+        norms_BK = torch.stack([block.row_norms() for block in blocks], dim=1) * loss_scale
         joint_B = torch.linalg.vector_norm(norms_BK, dim=1)
         factors_BK = self._factors(norms_BK, joint_B, positions or range(len(blocks))) * loss_scale
         # A sample with a NaN or Inf gradient counts as zero (rule 6): its factor is 0, and its entries too, as 0 * NaN
         # is NaN. Which samples these are is decided on the device: no step is skipped and nothing waits for the answer.
-        finite_B = joint_B.isfinite()
-        factors_BK = torch.where(finite_B.unsqueeze(1), factors_BK, 0.0)
-        sums = []
-        for k, block in enumerate(blocks):
-            clean = block.masked_fill(~finite_B.unsqueeze(1), 0.0)
-            # A factor so small that it would be denormal has lost its digits, and could pass the bound: it is zero.
-            factors_B = F.threshold(factors_BK[:, k].to(clean.dtype), torch.finfo(clean.dtype).tiny, 0.0)
-            sums.append(factors_B @ clean)
-        return ClippedSum(torch.cat(sums), self.bound)
+        factors_BK = torch.where(joint_B.isfinite().unsqueeze(1), factors_BK, 0.0)
+        # A factor so small that it would be denormal has lost its digits, and could pass the bound: it is zero.
+        factors = {
+            dtype: F.threshold(factors_BK.to(dtype), torch.finfo(dtype).tiny, 0.0).unbind(1)
+            for dtype in {block.dtype for block in blocks}
+        }
+        sums: dict[int, Tensor] = {}  # by the part's place: parts that are clipped together need not be neighbours
+        for k, (group, block) in enumerate(zip(groups, blocks, strict=True)):
+            total = block.weighted_sum(factors[block.dtype][k])
+            sums |= zip(group, total.split([parts[i].shape[1] for i in group]), strict=True)
+        return ClippedSum(torch.cat([sums[i] for i in range(len(parts))]), self.bound)
 
     def _factors(self, norms_BK: Tensor, joint_B: Tensor, positions: Sequence[int]) -> Tensor:
         """What each sample's gradient is multiplied with in each slot."""
@@ -107,30 +114,3 @@ class Clipper:
         else:
             joint = (self.bound / joint_B).clamp(max=1.0)
         return joint.unsqueeze(1).expand_as(norms_BK)
-
-
-def _row_norms(block: Tensor) -> Tensor:
-    """L2 norms of the rows. On a CPU, where a float32 sum of a million squares is off by 1e-5, in double precision;
-    a GPU sums in a tree, which is exact enough."""
-    if block.device.type == "cpu":
-        return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
-    return torch.linalg.vector_norm(block, dim=1).double()
-
-
-def _join(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-
-
-def _few_blocks(per_sample: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Neighbouring small matrices joined into one; large ones, which need no help, are not copied."""
-    blocks: list[Tensor] = []
-    small: list[Tensor] = []
-    for part in (part for parts in per_sample for part in parts):
-        if part.numel() <= _SMALL:
-            small.append(part)
-            continue
-        if small:
-            blocks.append(_join(small))
-            small = []
-        blocks.append(part)
-    return [*blocks, _join(small)] if small else blocks

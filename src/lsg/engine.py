@@ -15,7 +15,8 @@ from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
-from lsg.layers.recorder import Recorder, batch_size
+from lsg.layers.plain import PlainModel
+from lsg.layers.recorder import Recorder
 from lsg.layers.site import is_private
 from lsg.ledger import Ledger, fingerprint, seal
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
@@ -50,7 +51,7 @@ class PrivacyEngine:
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
-        self._plain: _BatchSizeProbe | None = None
+        self._plain: PlainModel | None = None
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
         self._run: Run | None = None
@@ -142,6 +143,7 @@ class PrivacyEngine:
         noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
         """
         method = LSG() if method is None else method
+        perf = perf or PerfConfig()
         if not isinstance(method, Method):
             raise ConfigurationError(f"method={method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
         if self._optimizer is not None:
@@ -164,12 +166,13 @@ class PrivacyEngine:
             streams.sampling(),
             max_physical_batch_size,
             known_lengths(data_loader.dataset),
+            perf.max_tokens,
         )
         gradients: PrivateGradients | PlainGradients
         if isinstance(method, NonPrivate):
             if noise_multiplier:
                 raise ConfigurationError(f"NonPrivate adds no noise: noise_multiplier={noise_multiplier} must be 0")
-            self._plain = _BatchSizeProbe(module)
+            self._plain = PlainModel(module, trained, perf)
             gradients = PlainGradients(
                 trained,
                 self._plain.size,
@@ -187,8 +190,8 @@ class PrivacyEngine:
                 treatments,
                 method,
                 streams.projection(device),
-                perf or PerfConfig(),
-                max_physical_batch_size,
+                perf,
+                max_physical_batch_size if perf.max_tokens is None else None,
             )
             gradients = PrivateGradients(
                 self._recorder,
@@ -218,6 +221,7 @@ class PrivacyEngine:
             "batch_size": sampling.batch_size,
             "poisson_sampling": sampling.poisson,
             "max_physical_batch_size": max_physical_batch_size,
+            "max_tokens": perf.max_tokens,
             "noise_multiplier": noise_multiplier,
             "max_grad_norm": max_grad_norm,
             "clipping": clipping,
@@ -267,7 +271,7 @@ class PrivacyEngine:
     @property
     def compile_seconds(self) -> float:
         """Time spent compiling and recording so far, 0 where nothing is."""
-        fast = self._attached().fast
+        fast = self._attached().fast if self._plain is None else self._plain.fast
         return 0.0 if fast is None else fast.seconds
 
     def state_dict(self) -> dict[str, Any]:
@@ -362,21 +366,3 @@ class _Streams:
         if self._state is None:
             return None
         return fresh_generator(device, purpose.encode() + b":" + self._state)
-
-
-class _BatchSizeProbe:
-    """Tells plain gradients how many samples the last forward had."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._size = 1
-        self._handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.is_grad_enabled():
-            self._size = batch_size((args, kwargs)) or 1
-
-    def size(self) -> int:
-        return self._size
-
-    def detach(self) -> None:
-        self._handle.remove()

@@ -17,15 +17,21 @@ class PerfConfig:
         them as inputs: a record's gradient must not come from another batch.
     pad: with either, round micro-batches up to a few sizes with rows that have no gradient, so that the varying sizes
         of Poisson batches are not compiled or recorded again and again.
+    max_tokens: where the data set tells its records' lengths, a micro-batch has at most so many tokens (records times
+        the longest of them), as long as it has several records: many short ones together, few long ones.
+        `max_physical_batch_size` still holds.
     """
 
     compile: bool | None = None
     cuda_graphs: bool = False
     pad: bool = True
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.compile not in (None, True, False):
             raise ConfigurationError(f"{self}: compile must be None, True or False")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigurationError(f"{self}: max_tokens must be at least 1")
 
     @property
     def compiles(self) -> bool:
@@ -40,8 +46,20 @@ class PerfConfig:
 
 
 def padded_size(size: int, largest: int | None) -> int:
-    """The size that a micro-batch of `size` samples is rounded up to: quarters of the largest, or a power of two."""
+    """The size that a micro-batch of `size` samples is rounded up to: quarters of the largest, or the grid's next."""
     if largest is None or size > largest:
-        return 1 << (size - 1).bit_length()
+        step = _grid_step(size)
+        return -(-size // step) * step
     quarter = -(-largest // 4)
     return min(largest, -(-size // quarter) * quarter)
+
+
+def grid_size(most: int) -> int:
+    """The largest size of the grid that is not above `most`: one that `padded_size` leaves as it is."""
+    step = _grid_step(most)
+    return most // step * step
+
+
+def _grid_step(size: int) -> int:
+    """Of a grid of four sizes an octave: 64, 80, 96, 112, 128, 160, ..."""
+    return max(1, (1 << (size - 1).bit_length()) // 8)

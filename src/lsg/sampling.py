@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from lsg.errors import ConfigurationError
 from lsg.noise_source import NoiseSource
+from lsg.perf import grid_size
 
 Micro = list[int]
 Logical = list[Micro]  # no micro-batches: an empty draw
@@ -67,12 +68,13 @@ class LogicalBatches(Sampler[Micro]):
         source: NoiseSource,
         max_physical_batch_size: int | None = None,
         lengths: Sequence[int] | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         if max_physical_batch_size is not None and max_physical_batch_size < 1:
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size} must be at least 1")
         if lengths is not None and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
-        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
+        self.plan, self.source, self.max_size, self.max_tokens = plan, source, max_physical_batch_size, max_tokens
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.epoch_number = 0
         self.epoch: list[Logical] = []
@@ -127,6 +129,25 @@ class LogicalBatches(Sampler[Micro]):
         """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
         if len(members) == 0:
             return []
-        if self.lengths is not None:
+        most = self.max_size or len(members)
+        if self.lengths is None:
+            return [micro.tolist() for micro in members.split(most)]
+        if self.max_tokens is None:
             members = members[self.lengths[members].argsort(stable=True)]
-        return [micro.tolist() for micro in members.split(self.max_size or len(members))]
+            return [micro.tolist() for micro in members.split(most)]
+        members = members[self.lengths[members].argsort(stable=True, descending=True)]
+        return [micro.tolist() for micro in members.split(self._sizes(self.lengths[members].tolist(), most))]
+
+    def _sizes(self, lengths: list[int], most: int) -> list[int]:
+        """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.
+
+        All but the last have sizes that need no padding, so that few shapes come up.
+        """
+        assert self.max_tokens is not None
+        sizes: list[int] = []
+        start = 0
+        while start < len(lengths):
+            fitting = max(1, min(most, self.max_tokens // max(1, lengths[start])))
+            sizes.append(min(grid_size(fitting), len(lengths) - start))
+            start += sizes[-1]
+        return sizes

@@ -1,6 +1,6 @@
 """Recorded forwards against plain ones, on a CPU: a tape that computes anew in place stands in for CUDA graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, PrivacyError
+from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, SparseDPSGD
 from lsg.layers.graphed import GraphedForward
+from lsg.layers.outer import OuterProducts
 from lsg.layers.slot import Layout, Slot
 from lsg.methods import Method
 from lsg.subspace.refresh import Refresh
 from lsg.subspace.stack import make_stacks
+from tests.layers.factored import factored
+from tests.reference import attach, batch_of_one_gradients
 
 
 class AgainTape:
@@ -39,6 +42,16 @@ class AgainTape:
         return results, replay
 
 
+class StillTape(AgainTape):
+    """Replays leave the results as they were recorded."""
+
+    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
+        def replay() -> None:
+            AgainTape.replays += 1
+
+        return run(), replay
+
+
 class BrokenTape(AgainTape):
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -49,11 +62,19 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
     def use(kind: type) -> None:
         AgainTape.replays = 0
         monkeypatch.setattr("lsg.layers.recorder.CudaTape", kind)
+        monkeypatch.setattr("lsg.layers.plain.CudaTape", kind)
         monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
         # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.
         monkeypatch.setattr("lsg.subspace.refresh.Refresh._record", lambda self, sparsity: self._run(sparsity))
 
     return use
+
+
+@pytest.fixture(params=[False, True], ids=["products", "factors"], autouse=True)
+def factors(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Everything here twice: dense weights leave products, or the factors of them."""
+    with factored(request.param):
+        yield request.param
 
 
 def make(method: Method, perf: PerfConfig) -> tuple[PrivacyEngine, nn.Module, Any, Any]:
@@ -65,7 +86,7 @@ def make(method: Method, perf: PerfConfig) -> tuple[PrivacyEngine, nn.Module, An
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=32, generator=torch.Generator().manual_seed(1)),
-        noise_multiplier=1.0,
+        noise_multiplier=0.0 if isinstance(method, NonPrivate) else 1.0,
         max_grad_norm=1.0,
         method=method,
         max_physical_batch_size=8,
@@ -84,7 +105,9 @@ def train(method: Method, perf: PerfConfig) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("method", [DPSGD(), LSG(rank=2, sparsity=0.5)])
+@pytest.mark.parametrize(
+    "method", [DPSGD(), SparseDPSGD(sparsity=0.5), LSG(rank=2, sparsity=0.5), NonPrivate()], ids=str
+)
 def test_recorded_training_equals_plain_training(method: Method, tape: Callable[[type], None]) -> None:
     wanted = train(method, PerfConfig())
     tape(AgainTape)
@@ -135,6 +158,38 @@ def test_a_second_backward_is_refused(tape: Callable[[type], None]) -> None:
         optimizer.zero_grad()
     with pytest.raises(PrivacyError, match="twice"):
         loss.backward()
+
+
+def test_each_replay_leaves_the_factors_of_its_own_batch(tape: Callable[[type], None], factors: bool) -> None:
+    """Without biases no carrier gets a gradient: factors are all there is."""
+    tape(AgainTape)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Tanh(), nn.Linear(16, 3, bias=False))
+    engine, optimizer, _ = attach(model, DPSGD(), perf=PerfConfig(cuda_graphs=True))
+    slot = engine._recorder.slots["2.weight"]
+    for i in range(4):
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(i))
+        model(x).square().sum(1).mean().backward()
+        assert isinstance(slot.parts()[0], OuterProducts) == factors
+        found = engine.per_sample_gradients()
+        wanted = batch_of_one_gradients(model, x, 8, lambda m, x: m(x).square().sum(1).mean())
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient)
+        optimizer.zero_grad()
+    assert AgainTape.replays
+
+
+def test_a_replay_of_an_earlier_batch_does_not_reach_the_next_one(tape: Callable[[type], None]) -> None:
+    tape(StillTape)
+    engine, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))
+    for _ in range(2):
+        model(torch.ones(8, 12)).sum().backward()
+        assert optimizer.gradients.pending()
+        optimizer.zero_grad()
+    late = model(torch.ones(8, 12)).sum()
+    engine._recorder.renew()  # type: ignore[union-attr]
+    late.backward()
+    assert AgainTape.replays == 4 and not optimizer.gradients.pending()
 
 
 def test_a_model_that_cannot_be_recorded_trains_as_usual(tape: Callable[[type], None]) -> None:

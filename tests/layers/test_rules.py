@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lsg import DPSGD, LSG, RGP, SparseDPSGD
+from lsg.layers import conv
+from lsg.layers.slot import Layout, Slot, recast
+from lsg.subspace import Subspace
 from tests.reference import assert_per_sample_gradients
 
 B = 5
@@ -187,3 +190,26 @@ def test_rule_equals_batch_of_one(case: str, method: object) -> None:
         return ((y * weights).flatten(1).sum(1) ** 2).mean()
 
     assert_per_sample_gradients(model, method, batch, B, loss)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("conv")])
+def test_dense_kernels_by_patches_equal_batch_of_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_patches_pay", lambda g, groups: groups == 1)  # as on a GPU
+    test_rule_equals_batch_of_one(case, DPSGD())
+
+
+def test_casts_of_factors_follow_the_subspace() -> None:
+    weight = nn.Parameter(torch.randn(6, 5))
+    slot = Slot("weight", weight, Layout(transposed=True))
+    space = Subspace(torch.randn(5, 2), torch.randn(2, 6), None, None, transposed=True)
+    slot.subspace = space
+    before = slot.factors_as(torch.bfloat16)
+    space.left.mul_(3)  # as a recorded refresh writes new values
+    recast([slot])
+    after = slot.factors_as(torch.bfloat16)
+    assert after[1] is before[1] and torch.equal(after[1], space.left.T.to(torch.bfloat16))
+    slot.subspace = Subspace(torch.ones(5, 2), torch.ones(2, 6), None, None, transposed=True)
+    assert torch.equal(slot.factors_as(torch.bfloat16)[0], torch.ones(6, 2, dtype=torch.bfloat16))
+    recast([slot])
+    assert torch.equal(slot.factors_as(torch.bfloat16)[0], torch.ones(6, 2, dtype=torch.bfloat16))

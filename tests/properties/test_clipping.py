@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lsg.clipping import Clipper
 from lsg.methods import Method
+from tests.layers.factored import factored
 from tests.properties.architectures import DETERMINISTIC, Blueprint, blueprints, methods, sample_losses
 from tests.reference import attach
 
@@ -85,13 +86,14 @@ def test_a_broken_entry_anywhere_takes_its_sample_out_and_no_other(
 
 
 def clipped(
-    plan: Blueprint, method: Method, clipping: str, batch: Tensor, weights: Tensor, dtype: torch.dtype
+    plan: Blueprint, method: Method, clipping: str, batch: Tensor, weights: Tensor, dtype: torch.dtype, factors: bool
 ) -> Tensor:
-    """The clipped sum of a batch; each sample's loss has a weight."""
+    """The clipped sum of a batch; each sample's loss has a weight. factors: as on a GPU, see `OuterProducts`."""
     generator = torch.Generator().manual_seed(9)
     model = plan.build(dtype)
     engine, optimizer, _ = attach(model, method, max_grad_norm=C, clipping=clipping, noise_generator=generator)
-    (sample_losses(model(batch)) * weights).mean().backward()
+    with factored(factors):
+        (sample_losses(model(batch)) * weights).mean().backward()
     optimizer.gradients.collect(None)
     vector: Tensor = optimizer.gradients.sum.vector
     engine.detach()
@@ -106,17 +108,18 @@ def clipped(
     st.lists(st.sampled_from([1e-6, 1.0, 1e6]), min_size=4, max_size=4),
     st.integers(0, 3),
     st.booleans(),
+    st.booleans(),
 )
 def test_neighbouring_batches_of_any_model_differ_by_at_most_the_bound(
-    plan: Blueprint, method: Method, clipping: str, scales: list[float], gone: int, duplicated: bool
+    plan: Blueprint, method: Method, clipping: str, scales: list[float], gone: int, duplicated: bool, factors: bool
 ) -> None:
     assume(not plan.ambiguous(4) and not plan.ambiguous(3))
     batch, weights = plan.samples(4), torch.tensor(scales, dtype=torch.float64)
     if duplicated:  # all samples the same: their sum is as long as it can be
         batch = batch[:1].expand_as(batch)
     rest = [i for i in range(4) if i != gone]
-    whole = clipped(plan, method, clipping, batch, weights, torch.float64)
-    without = clipped(plan, method, clipping, batch[rest], weights[rest], torch.float64)
+    whole = clipped(plan, method, clipping, batch, weights, torch.float64, factors)
+    without = clipped(plan, method, clipping, batch[rest], weights[rest], torch.float64, factors)
     assert float(whole.norm()) <= 4 * C * (1 + 1e-6)
     assert float((whole - without).norm()) <= C * (1 + 1e-6)
 
@@ -130,17 +133,25 @@ def test_neighbouring_batches_of_any_model_differ_by_at_most_the_bound(
     st.integers(0, 3),
     st.integers(0, 10),
     st.sampled_from(DTYPES),
+    st.booleans(),
 )
 def test_a_broken_or_huge_sample_leaves_the_others_as_they_are(
-    plan: Blueprint, method: Method, clipping: str, value: float, which: int, where: int, dtype: torch.dtype
+    plan: Blueprint,
+    method: Method,
+    clipping: str,
+    value: float,
+    which: int,
+    where: int,
+    dtype: torch.dtype,
+    factors: bool,
 ) -> None:
     """NaN and infinity count as zero. A huge value counts for at most C, or as zero where it overflows."""
     assume(not plan.ambiguous(4) and not plan.ambiguous(3))
     batch, ones = plan.samples(4, dtype), torch.ones(4, dtype=dtype)
     batch[which].view(-1)[where % batch[which].numel()] = value
     rest = [i for i in range(4) if i != which]
-    whole = clipped(plan, method, clipping, batch, ones, dtype)
-    without = clipped(plan, method, clipping, batch[rest], ones[rest], dtype)
+    whole = clipped(plan, method, clipping, batch, ones, dtype, factors)
+    without = clipped(plan, method, clipping, batch[rest], ones[rest], dtype, factors)
     assert whole.isfinite().all()
     change = float((whole - without).double().norm())
     assert change <= (C * (1 + 1e-5) if math.isfinite(value) else 1e-5)

@@ -10,18 +10,23 @@ from torch import Tensor, nn
 
 from lsg import DPSGD, LSG, PrivacyError
 from lsg.methods import Method
+from tests.layers.factored import factored
 from tests.properties.architectures import DETERMINISTIC, Bare, Blueprint, blueprints, mean_loss, methods, sample_losses
 from tests.properties.oracle import assert_close, found_gradients, wanted_gradients
 from tests.reference import attach
 
 
 @settings(DETERMINISTIC, max_examples=80)
-@given(blueprints(), methods(), st.integers(1, 4))
-def test_per_sample_gradients_equal_those_of_a_batch_of_one(plan: Blueprint, method: Method, size: int) -> None:
+@given(blueprints(), methods(), st.integers(1, 4), st.booleans())
+def test_per_sample_gradients_equal_those_of_a_batch_of_one(
+    plan: Blueprint, method: Method, size: int, factors: bool
+) -> None:
+    """factors: dense weights leave the factors of their gradients, as on a GPU."""
     assume(not plan.ambiguous(size))
     model, batch = plan.build(), plan.samples(size)
     engine, _, _ = attach(model, method)
-    mean_loss(model, batch).backward()
+    with factored(factors):
+        mean_loss(model, batch).backward()
     assert_close(found_gradients(engine), wanted_gradients(model, engine, batch), 1e-9)
     assert all(p.grad is None for p in model.parameters() if p.requires_grad)
 

@@ -27,7 +27,7 @@ def texts(pairs: bool = False) -> Texts:
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_batch_is_what_the_tokenizer_makes_padded_to_a_multiple_of_16_or_max_length(
+def test_a_batch_is_what_the_tokenizer_makes_padded_to_a_multiple_of_8_or_max_length(
     tokenizer: Any, pairs: bool
 ) -> None:
     data = encode_texts(texts(pairs), tokenizer, 24, CPU)
@@ -42,7 +42,7 @@ def test_a_batch_is_what_the_tokenizer_makes_padded_to_a_multiple_of_16_or_max_l
             padding="max_length",
             return_tensors="pt",
         )
-        width = min(24, -(-int(wanted["attention_mask"].sum(dim=1).max()) // 16) * 16)
+        width = min(24, -(-int(wanted["attention_mask"].sum(dim=1).max()) // 8) * 8)
         assert batch["labels"].tolist() == chosen
         assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
         for key in wanted:

@@ -81,6 +81,7 @@ _HELP = {
         "device": "auto, cpu, cuda, cuda:1, ...",
         "precision": f"One of {', '.join(PRECISIONS)}.",
         "max_physical_batch_size": "Samples computed at once: lower it if memory runs out.",
+        "max_physical_tokens": "Of texts, tokens computed at once: records times the longest of them.",
         "compile": "Compile the model: worth it for long runs.",
         "cuda_graphs": "Record and replay the GPU's work.",
     },

@@ -29,8 +29,10 @@ class RunConfig:
     train_limit: use that many training records only, the same ones for every seed. 0 uses all.
     validation: hold out that many of the training records and score on them, not on the task's evaluation data: for
         tuning. 0 scores on the evaluation data.
-    max_physical_batch_size, precision, device, compile, cuda_graphs: how it is computed; none changes a guarantee.
-        precision "auto" is bf16 on a GPU and fp32 on a CPU.
+    max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
+        sets no limit.
+    max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
+        changes a guarantee. precision "auto" is bf16 on a GPU and fp32 on a CPU.
     """
 
     task: str
@@ -61,6 +63,7 @@ class RunConfig:
     validation: int = 0
     seed: int = 0
     max_physical_batch_size: int = 256
+    max_physical_tokens: int | None = None
     precision: str = "auto"
     device: str = "auto"
     compile: bool = False
@@ -87,6 +90,8 @@ class RunConfig:
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
+        if self.max_physical_tokens is not None and self.max_physical_tokens < 1:
+            raise ConfigurationError(f"--max-physical-tokens {self.max_physical_tokens} must be at least 1")
         for name in ("train_limit", "validation", "seed", "weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more")

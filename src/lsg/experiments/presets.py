@@ -23,6 +23,8 @@ _GLUE: dict[str, Any] = {
     "head_scale": 0.1,
     "rank": 8,
     "sparsity": 0.5,
+    "max_physical_batch_size": 1024,  # short texts: the tokens are the limit
+    "max_physical_tokens": 8192,
 }
 # Section 4.2. Its learning rate goes "from 0.5 to 0.004": RGP's steps.
 _CIFAR10: dict[str, Any] = {
@@ -73,7 +75,7 @@ _TASKS: dict[str, dict[str, Any]] = {
 _FULL_RANK_CIFAR10: dict[str, Any] = {"max_grad_norm": 5.0, "batch_size": 350, "epochs": 100}
 _TEXT = ("sst2", "qnli", "qqp", "mnli", "text")
 _METHODS: dict[tuple[str, str], dict[str, Any]] = {
-    # A full-rank sample's gradient is as large as the model.
+    # A full-rank sample's gradient is as large as the model (where it is held as a matrix: on a CPU).
     **{(task, method): {"max_physical_batch_size": 32} for task in _TEXT for method in ("dpsgd", "sparse-dpsgd")},
     ("cifar10", "dpsgd"): _FULL_RANK_CIFAR10,
     ("cifar10", "sparse-dpsgd"): _FULL_RANK_CIFAR10,

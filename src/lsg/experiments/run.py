@@ -135,7 +135,9 @@ class _Training:
             "max_physical_batch_size": config.max_physical_batch_size,
             "clipping": config.clipping,
             "noise_generator": _noise_generator(config.seed, device),
-            "perf": PerfConfig(compile=config.compile, cuda_graphs=config.cuda_graphs),
+            "perf": PerfConfig(
+                compile=config.compile, cuda_graphs=config.cuda_graphs, max_tokens=config.max_physical_tokens
+            ),
         }
         if config.epsilon is not None:
             self.model, self.optimizer, self.loader = self.engine.make_private_with_epsilon(

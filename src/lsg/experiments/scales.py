@@ -26,6 +26,7 @@ class Workload:
     epsilons: those of "accuracy against epsilon". epsilon: the one at which rank, sparsity and the mask are varied.
     rank, sparsity: where a study does not vary them.
     settings: where a run differs from the task's preset.
+    tuned: for each method, what was tuned for it; it goes before `settings`.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Workload:
     sparsity: float = 0.5
     data: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
@@ -57,8 +59,9 @@ class Workload:
         importance: Importance = "weight",
     ) -> RunConfig:
         """One cell. What a method does not have is set alike everywhere, so that equal cells are equal."""
-        settings = {**preset(self.task, method), **self.settings, "task": self.task, "model": self.model}
-        settings |= {"method": method, "data": self.data, "importance": importance}
+        settings = {**preset(self.task, method), **self.settings, **self.tuned.get(method, {})}
+        settings |= {"task": self.task, "data": self.data, "model": self.model}
+        settings |= {"method": method, "importance": importance}
         settings["rank"] = rank or self.rank if method in ("lsg", "rgp") else RunConfig.rank
         sparse = method in ("lsg", "sparse-dpsgd")
         settings["sparsity"] = (self.sparsity if sparsity is None else sparsity) if sparse else 0.0
@@ -145,7 +148,8 @@ def _paper() -> Scale:
 
 def _gpu_hour() -> Scale:
     fast = {"precision": "bf16"}
-    sst2 = Workload("sst2", "roberta-base", "sst2", (1.2, 3.3), 3.3, settings=fast)
+    large = {**fast, "max_physical_batch_size": 1024}  # full-rank methods have no matrices for each sample on a GPU
+    sst2 = Workload("sst2", "roberta-base", "sst2", (1.2, 3.3), 3.3, settings=large)
     cifar10 = Workload("cifar10", "wrn28-2", "cifar10", (3.3,), 3.3, rank=16, sparsity=0.3, settings=fast)
     return Scale(
         name="gpu-hour",

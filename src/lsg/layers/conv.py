@@ -60,7 +60,7 @@ class _Conv(torch.autograd.Function):
         refuse_double_backward()
         (g,) = grads
         x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
-        stride, padding, dilation, _groups = ctx.geometry
+        stride, padding, dilation, groups = ctx.geometry
         needs = ctx.needs_input_grad
         d_x = d_rows = d_columns = d_dense = d_bias = None
         if needs[0]:
@@ -73,7 +73,11 @@ class _Conv(torch.autograd.Function):
             h_Br = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
             d_columns = select(_patch_products(h_Br, x, weight.shape[2:], stride, padding, dilation), columns_kept)
         if needs[11]:
-            d_dense = _per_sample_kernel_gradient(g, x, weight, ctx.geometry)
+            if _patches_pay(g, groups):
+                products = _patch_products(g, x, weight.shape[2:], stride, padding, dilation)
+                d_dense = products.unflatten(2, weight.shape[1:])
+            else:
+                d_dense = _per_sample_kernel_gradient(g, x, weight, ctx.geometry)
         if needs[12]:
             d_bias = g_BOP.sum(-1)
         return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
@@ -125,6 +129,12 @@ def _patch_products(
     h_Brtq = torch.stack(shifted, dim=2).flatten(3)
     products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
     return products.unflatten(1, (r, -1)).mT.flatten(2)
+
+
+def _patches_pay(g: Tensor, groups: int) -> bool:
+    """Whether a dense kernel's gradients are products of patches: on a GPU, where a convolution with a group for each
+    sample starts kernels for each of them."""
+    return g.is_cuda and groups == 1
 
 
 def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from lsg.layers import kernels
 
 # One program handles one factor of one sample, so a batch has to fill the chip and a sample's tokens a tile.
-_FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 64, 16, 64
+_FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 64, 8, 64
 
 
 def select(values: Tensor, kept: Tensor | None) -> Tensor:

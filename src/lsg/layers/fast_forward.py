@@ -15,18 +15,21 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.graphed import GraphedForward, Tape
+from lsg.layers.host_constants import without_host_constants
 from lsg.layers.site import nothing, swap_in, swap_out
-from lsg.layers.slot import Slot
+from lsg.layers.slot import Recordable
 
 
 class FastForward:
     """Replaces a model's forward by a faster one while gradients are on. Inert on copies, gone after `remove`."""
 
-    def __init__(self, model: nn.Module, slots: Sequence[Slot], *, compiled: bool, tape: Tape | None) -> None:
+    def __init__(self, model: nn.Module, slots: Sequence[Recordable], *, compiled: bool, tape: Tape | None) -> None:
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
         self.plain = swap_in(model, "forward", _forward)
         run: Callable[..., Any] = torch.compile(_of_its_own(self.plain)) if compiled else self.plain
+        if tape is not None and not compiled:  # a compiler makes constants by itself
+            run = without_host_constants(run)
         self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
         self._run = self._graphed or run
         model.__dict__["_lsg_fast"] = self

@@ -3,7 +3,7 @@
 The first batch of a shape runs as usual, where checks and lazy set-up happen; the second is recorded; from then on the
 recording is replayed on the new inputs. Per-sample gradients are written into the same memory each time, which is safe
 because they are summed up before the next forward; where they wait for that, or a backward is still to come, the
-forward runs as usual.
+forward runs as usual. The same holds for the inputs and output gradients that dense weights leave in place of them.
 """
 
 import warnings
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
+from lsg.layers.calls import Call, Calls
 from lsg.layers.site import fixed_signature
-from lsg.layers.slot import Slot
+from lsg.layers.slot import Recordable, calls_apart
 
 _MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
 _PLAIN = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
@@ -73,14 +74,12 @@ class CudaTape:
 class GraphedForward:
     """Calls `forward` the first time that it sees a shape, then a recording of it."""
 
-    def __init__(self, forward: Callable[..., Any], model: nn.Module, slots: Sequence[Slot], tape: Tape) -> None:
+    def __init__(self, forward: Callable[..., Any], model: nn.Module, slots: Sequence[Recordable], tape: Tape) -> None:
         self._model, self._slots, self._tape = model, slots, tape
         device = slots[0].parameter.device
 
         def on_the_device(*args: Any, **kwargs: Any) -> Any:
-            with (
-                device
-            ):  # what a model makes on the fly (positions) is made there: copies from the host end a recording
+            with device:  # positions made on the fly, say: a copy from the host would end the recording
                 return forward(*args, **kwargs)
 
         self._forward = on_the_device
@@ -112,7 +111,7 @@ class GraphedForward:
                 recording.record(self._tape)
             except RuntimeError as error:
                 self._recordable = False
-                reason = str(error).splitlines()[0]
+                reason = str(_first_cause(error)).splitlines()[0]
                 warnings.warn(
                     f"cuda_graphs: this model cannot be recorded, so it runs as usual ({reason})", stacklevel=2
                 )
@@ -145,12 +144,16 @@ class _Pass:
 class _Recording:
     """A forward and its backward at one shape, on inputs, outputs and gradients of its own."""
 
-    def __init__(self, forward: Callable[..., Any], leaves: list[Any], structure: Any, slots: Sequence[Slot]) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], leaves: list[Any], structure: Any, slots: Sequence[Recordable]
+    ) -> None:
         self._forward, self._structure = forward, structure
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._slots = slots
         self._live: list[Tensor] = []  # outputs with their autograd graph, between recording forward and backward
         self._reached: list[int] = []  # which carriers get a gradient
+        self._calls: list[Calls] = []  # of each slot, between recording forward and backward
+        self._called: list[tuple[Recordable, bool]] = []  # calls that get a gradient: of what, and whether (in, out)
 
     def record(self, tape: Tape) -> None:
         torch.clear_autocast_cache()  # a cast from before would belong to no recording
@@ -163,11 +166,12 @@ class _Recording:
             self._gradients, self._run_backward = tape.record(self._record_backward)
         finally:
             torch.clear_autocast_cache()
-            self._live = []
+            self._live, self._calls = [], []
 
     def _record_forward(self) -> list[Tensor]:
         args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
-        out = self._forward(*args, **kwargs)
+        with calls_apart(self._slots) as self._calls:
+            out = self._forward(*args, **kwargs)
         leaves, self._out_structure = pytree.tree_flatten(out)
         self._out_leaves = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._live = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -176,12 +180,19 @@ class _Recording:
     def _record_backward(self) -> list[Tensor]:
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, gradients = zip(*pairs, strict=True)
+        carriers = self._carriers()
+        by_slot = zip(self._slots, self._calls, strict=True)
+        made = [(slot, carrier, calls) for slot, calls in by_slot for carrier in calls.made or ()]
         with torch.autocast(outputs[0].device.type, enabled=False):  # as a backward outside of autocast's block
-            found = torch.autograd.grad(outputs, self._carriers(), gradients, allow_unused=True)
-        self._reached = [i for i, gradient in enumerate(found) if gradient is not None]
-        if not self._reached:
+            wanted = [*carriers, *(carrier for _, carrier, _ in made)]
+            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+        self._reached = [i for i, gradient in enumerate(found[: len(carriers)]) if gradient is not None]
+        called = [call for call, gradient in zip(made, found[len(carriers) :], strict=True) if gradient is not None]
+        inputs = [calls.inputs[carrier] for _, carrier, calls in called]
+        self._called = [(slot, i.stored_inputs_first) for (slot, _, _), i in zip(called, inputs, strict=True)]
+        if not self._reached and not self._called:
             raise RuntimeError("no trained parameter is reached")
-        return [gradient for gradient in found if gradient is not None]
+        return [*(gradient for gradient in found if gradient is not None), *(i.x for i in inputs)]
 
     def _carriers(self) -> list[Tensor]:
         return [carrier for slot in self._slots for carrier in slot.carriers]
@@ -194,18 +205,27 @@ class _Recording:
         this_pass = _Pass()
         carriers = self._carriers()
         reached = [carriers[i] for i in self._reached]
-        anchor = torch.zeros((), device=reached[0].device, requires_grad=True)
-        copies = iter(_Replay.apply(anchor, self, this_pass, reached, *self._outputs))
+        calls = [_begin(*call, g) for call, g in zip(self._called, self._of_calls(), strict=True)]
+        anchor = torch.zeros((), device=self._slots[0].parameter.device, requires_grad=True)
+        copies = iter(_Replay.apply(anchor, self, this_pass, reached, calls, *self._outputs))
         out = [next(copies) if leaf is _A_TENSOR else leaf for leaf in self._out_leaves]
         return pytree.tree_unflatten(out, self._out_structure), this_pass
 
-    def backward(self, gradients: Sequence[Tensor], reached: Sequence[Tensor]) -> None:
-        """Per-sample gradients of `gradients` (of the outputs) into the carriers."""
+    def _of_calls(self) -> list[Tensor]:
+        """Gradients of the calls' outputs."""
+        return self._gradients[len(self._reached) :][: len(self._called)]
+
+    def backward(self, gradients: Sequence[Tensor], reached: Sequence[Tensor], calls: Sequence[Call]) -> None:
+        """Per-sample gradients of `gradients` (of the outputs) into the carriers, and their factors into the calls."""
         for mine, given in zip(self._output_gradients, gradients, strict=True):
             mine.copy_(given)
         self._run_backward()
-        for carrier, gradient in zip(reached, self._gradients, strict=True):
+        for carrier, gradient in zip(reached, self._gradients, strict=False):
             carrier.grad = gradient if carrier.grad is None else carrier.grad + gradient
+        inputs = self._gradients[len(reached) + len(calls) :]
+        for call, gradient, x in zip(calls, self._of_calls(), inputs, strict=True):
+            call.carrier.grad = gradient
+            call.keep(x)
 
 
 class _Replay(torch.autograd.Function):
@@ -214,9 +234,15 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @fixed_signature
     def forward(
-        ctx: Any, anchor: Tensor, recording: _Recording, this_pass: _Pass, reached: list[Tensor], *outputs: Tensor
+        ctx: Any,
+        anchor: Tensor,
+        recording: _Recording,
+        this_pass: _Pass,
+        reached: list[Tensor],
+        calls: list[Call],
+        *outputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.recording, ctx.this_pass, ctx.reached = recording, this_pass, reached
+        ctx.recording, ctx.this_pass, ctx.reached, ctx.calls = recording, this_pass, reached, calls
         return tuple(output.clone() for output in outputs)
 
     @staticmethod
@@ -224,8 +250,18 @@ class _Replay(torch.autograd.Function):
         if ctx.this_pass.done:
             raise PrivacyError("cuda_graphs: backward was called twice for one forward; set cuda_graphs=False for that")
         ctx.this_pass.done = True
-        ctx.recording.backward(gradients, ctx.reached)
-        return (None,) * (4 + len(gradients))
+        ctx.recording.backward(gradients, ctx.reached, ctx.calls)
+        return (None,) * (5 + len(gradients))
+
+
+def _begin(slot: Recordable, stored_inputs_first: bool, like: Tensor) -> Call:
+    """A call of the present generation, with an output like this."""
+    return slot.calls.begin(tuple(like.shape), like.dtype, like.device, stored_inputs_first=stored_inputs_first)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong inside a recording: ending it fails too then, and less tellingly."""
+    return error if error.__context__ is None else _first_cause(error.__context__)
 
 
 def _signature(leaf: Any) -> Any:

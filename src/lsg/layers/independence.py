@@ -2,7 +2,8 @@
 
 Clipping bounds one sample's influence only if its gradient is its own. The carriers make that checkable: the inputs
 of every layer and the outputs of the model that belong to one part of the batch must have exactly zero gradient with
-respect to the carriers of the rest.
+respect to the carriers of the rest. For a weight that leaves the factors of its gradients (`calls.py`), the carriers
+of its outputs stand for its own: they have a gradient wherever the weight has one.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.site import site_of
-from lsg.layers.slot import Slot
+from lsg.layers.slot import Slot, calls_apart
 
 
 def check_independence(
@@ -25,13 +26,14 @@ def check_independence(
     hooks = [module.register_forward_pre_hook(_watch(module, size, seen), with_kwargs=True) for module in modules]
     devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), calls_apart(slots) as calls:
             output = forward(*args, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()
     seen += [("the model's output", t) for t in pytree.tree_leaves(_plain_tree(output)) if _comparable(t, size)]
     carriers = [carrier for slot in slots for carrier in slot.carriers]
+    carriers += [carrier for of_slot in calls for carrier in of_slot.made or ()]
     if not _mixes([tensor for _, tensor in seen], carriers, size):
         return
     culprit = next(name for name, tensor in seen if _mixes([tensor], carriers, size))

@@ -2,6 +2,7 @@
 
 For y = x M^T with M (out x in), row factor A (out x r), column factor C (r x in) and g = dloss/dy, a sample's
 gradients in factor space are  dA^T = (x C^T)^T g  and  dC = (g A)^T x.  The out x in gradient is never formed.
+That of a dense weight is g^T x: either formed for its carrier, or left as the pair of x and g (`calls.py`).
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.layers.calls import Call
 from lsg.layers.factor_gradient import factor_gradients
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 from lsg.layers.slot import Slot
@@ -37,6 +39,8 @@ class _Linear(torch.autograd.Function):
         column_carrier: Tensor | None,
         dense_carrier: Tensor | None,
         bias_carrier: Tensor | None,
+        output_carrier: Tensor | None,
+        call: Call | None,
     ) -> Tensor:
         return F.linear(x, weight, bias)
 
@@ -44,6 +48,7 @@ class _Linear(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, *spaces = inputs[:9]
         ctx.save_for_backward(x, weight, *spaces)
+        ctx.call = inputs[14]  # no saved tensor: a checkpoint would put the carrier of its second forward in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -61,7 +66,9 @@ class _Linear(torch.autograd.Function):
             d_dense = g_BTO.mT @ x_BTI
         if needs[12]:
             d_bias = g_BTO.sum(1)
-        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias)
+        if ctx.call is not None:
+            ctx.call.keep(x_BTI)
+        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, g if needs[13] else None, None)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -85,7 +92,7 @@ def weight_operands(slot: Slot | None, dtype: torch.dtype) -> tuple[Tensor | Non
     if space is None:
         return (*(None,) * 8, slot.carriers[0])
     kept = (*_indices(space.rows_kept), *_indices(space.columns_kept))
-    return (space.row_factor.to(dtype), space.column_factor.to(dtype), *kept, *slot.carriers, None)
+    return (*slot.factors_as(dtype), *kept, *slot.carriers, None)
 
 
 def _indices(kept: Kept | None) -> tuple[Tensor | None, Tensor | None]:
@@ -116,13 +123,15 @@ def linear(
     parts = []
     for slot in weight_slots:
         matrix = weight_as(weight, slot, dtype)
-        operands = weight_operands(slot, dtype)
+        call = None if slot is None else slot.call(x_B, stored_inputs_first=stored_inputs_first)
+        operands = weight_operands(slot if call is None else None, dtype)
         if stored_inputs_first:
             matrix, operands = matrix.mT, transpose_operands(operands)
         whole = len(weight_slots) == 1 and bias is not None
         plain_bias = bias.detach().to(dtype) if whole and bias is not None else None
         bias_carrier = bias_slot.carriers[0] if whole and bias_slot is not None else None
-        parts.append(_Linear.apply(x_B, matrix, plain_bias, *operands, bias_carrier))
+        output_carrier = None if call is None else call.carrier
+        parts.append(_Linear.apply(x_B, matrix, plain_bias, *operands, bias_carrier, output_carrier, call))
     y: Tensor = parts[0]
     if len(parts) > 1:
         y = torch.cat(parts, dim=-1)

@@ -12,6 +12,7 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.fast_forward import FastForward, cut_rows, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import check_independence
+from lsg.layers.outer import OuterProducts
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
 from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
@@ -115,8 +116,8 @@ class Recorder:
             return False
         before = self.generator.get_state()
         try:
-            recast(self.slots.values())
             moved = self._refresh(self.step)
+            recast(self.slots.values())
         except BaseException:  # out of memory, say: whoever tries again gets the same subspaces, and all of them
             self.generator.set_state(before)
             raise
@@ -156,8 +157,8 @@ class Recorder:
     def pending(self) -> bool:
         return any(slot.pending for slot in self.slots.values())
 
-    def per_sample(self) -> list[list[Tensor]]:
-        """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...)."""
+    def per_sample(self) -> list[list[Tensor] | list[OuterProducts]]:
+        """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...) or their factors."""
         return [slot.parts() for slot in self.in_order]
 
     def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
@@ -177,7 +178,7 @@ class Recorder:
     def renew(self) -> None:
         """Cut the tie to forwards so far: the next one gets carriers of its own."""
         for slot in self.slots.values():
-            slot.carriers = ()
+            slot.renew()
         self.batch.size = None
 
     def advance(self) -> None:

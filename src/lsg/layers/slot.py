@@ -5,17 +5,22 @@ carriers' gradients instead of the weight's; autograd sums repeated uses of a pa
 several times), so that after a backward pass a carrier's `.grad` is the per-sample gradient of everything the
 parameter did. Only kept entries have room in it.
 
+A layer may leave the two factors of a dense matrix's gradient instead (`calls.py`); both count.
+
 Legend: B = samples of the micro-batch, r = rank.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lsg.layers import outer
+from lsg.layers.calls import Call, Calls, zeros
+from lsg.layers.outer import OuterProducts
 from lsg.subspace import Subspace
 
 
@@ -28,12 +33,6 @@ class Layout:
 
     transposed: bool
     taps: int = 1
-
-
-@lru_cache
-def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The one number in memory behind all carriers: a fill for each of them would cost a kernel launch each."""
-    return torch.zeros((), dtype=dtype, device=device)
 
 
 class Slot:
@@ -55,7 +54,10 @@ class Slot:
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
         self.lifted_kept: Tensor | None = None  # of a projected slot: what of the lifted gradient stays ("direct")
         self.carriers: tuple[Tensor, ...] = ()
-        self.casts: dict[torch.dtype, Tensor] = {}  # the weight in other precisions, brought up to date by `recast`
+        self.calls = Calls()  # of the carriers' generation
+        # The weight and the subspace's factors in other precisions, brought up to date by `recast`.
+        self.casts: dict[torch.dtype, Tensor] = {}
+        self.factor_casts: dict[torch.dtype, tuple[Subspace, Tensor, Tensor]] = {}
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
 
     @property
@@ -71,6 +73,16 @@ class Slot:
         if dtype not in self.casts:
             self.casts[dtype] = self.value.to(dtype)
         return self.casts[dtype]
+
+    def factors_as(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Row and column factor of the subspace in that precision, cast once per logical step."""
+        space = self.subspace
+        assert space is not None
+        if dtype == space.left.dtype or torch.compiler.is_compiling():  # a compiler casts at no cost
+            return space.row_factor.to(dtype), space.column_factor.to(dtype)
+        if dtype not in self.factor_casts or self.factor_casts[dtype][0] is not space:
+            self.factor_casts[dtype] = (space, space.row_factor.to(dtype), space.column_factor.to(dtype))
+        return self.factor_casts[dtype][1:]
 
     @property
     def dimensions(self) -> int:
@@ -93,24 +105,51 @@ class Slot:
         shapes = self.shapes(batch)
         if [carrier.shape for carrier in self.carriers] == shapes:
             return self.disarm()
-        zero = _zero(self.dtype, self.parameter.device)
-        self.carriers = tuple(zero.expand(shape).requires_grad_() for shape in shapes)
+        self.renew()
+        self.carriers = tuple(zeros(shape, self.dtype, self.parameter.device) for shape in shapes)
 
     def disarm(self) -> None:
         for carrier in self.carriers:
             carrier.grad = None
+        self.calls.clear()
+
+    def renew(self) -> None:
+        """Out of reach of forwards so far: what they still compute arrives where nobody looks."""
+        self.carriers, self.calls = (), Calls()
+
+    def call(self, x: Tensor, *, stored_inputs_first: bool) -> Call | None:
+        """For a layer that multiplies x (B, ..., in) with this weight: where to leave x and the output's gradient. None
+        where the product of both has to go to the carrier."""
+        if torch.compiler.is_compiling() or self.layout is not None:
+            return None
+        shape = self.value.shape
+        if len(shape) != 2 or torch._C._are_functorch_transforms_active():
+            return None
+        outputs = shape[1] if stored_inputs_first else shape[0]
+        if not outer.pays(x, outputs):
+            return None
+        y_shape = (*x.shape[:-1], outputs)
+        return self.calls.begin(y_shape, x.dtype, x.device, stored_inputs_first=stored_inputs_first)
 
     @property
     def pending(self) -> bool:
         """Whether a backward pass has left per-sample gradients here."""
-        return any(carrier.grad is not None for carrier in self.carriers)
+        return any(c.grad is not None for c in self.carriers) or self.calls.pending
 
     def gradients(self) -> list[Tensor]:
         """Per-sample gradients of the kept entries as layers left them; zeros where a carrier was not reached."""
-        return [c.grad if c.grad is not None else torch.zeros_like(c) for c in self.carriers]
+        products = self.calls.products(self.name)
+        if products is None:
+            return [c.grad if c.grad is not None else torch.zeros_like(c) for c in self.carriers]
+        (carrier,) = self.carriers
+        return [products.materialize() if carrier.grad is None else products.materialize() + carrier.grad]
 
-    def parts(self) -> list[Tensor]:
-        """The same as matrices (B, ...), `dimensions` columns in all, scaled as they enter the norm."""
+    def parts(self) -> list[Tensor] | list[OuterProducts]:
+        """The same as matrices (B, ...), `dimensions` columns in all, scaled as they enter the norm; factored where
+        the whole gradient is."""
+        products = self.calls.products(self.name)
+        if products is not None and self.carriers[0].grad is None:
+            return [replace(products, kept=self.elements_kept, scale=self.scale)]
         flat = [gradient.reshape(gradient.shape[0], -1) for gradient in self.gradients()]  # a scalar's have no columns
         if self.elements_kept is not None:
             flat = [flat[0].index_select(1, self.elements_kept)]
@@ -142,10 +181,43 @@ class Slot:
             self.carriers = own
 
 
+class Recordable(Protocol):
+    """What a recording of forward and backward needs of a slot, or of what stands for one."""
+
+    calls: Calls
+
+    @property
+    def parameter(self) -> nn.Parameter: ...
+
+    @property
+    def carriers(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def pending(self) -> bool: ...
+
+
+@contextmanager
+def calls_apart(slots: Iterable[Recordable]) -> Iterator[list[Calls]]:
+    """Forwards run here leave no calls with the slots but in records of their own, one a slot, with all carriers."""
+    own = [(slot, slot.calls) for slot in slots]
+    apart = [Calls(remember=True) for _ in own]
+    for (slot, _), calls in zip(own, apart, strict=True):
+        slot.calls = calls
+    try:
+        yield apart
+    finally:
+        for slot, calls_before in own:
+            slot.calls = calls_before
+
+
 @torch.no_grad()
 def recast(slots: Iterable[Slot]) -> None:
-    """The weights have changed: bring their casts up to date, in place."""
-    pairs = [(cast, slot.value) for slot in slots for cast in slot.casts.values()]
+    """The weights have changed, and subspaces with them: bring casts up to date, in place."""
+    pairs = []
+    for slot in slots:
+        pairs += [(cast, slot.value) for cast in slot.casts.values()]
+        for space, rows, columns in slot.factor_casts.values():
+            pairs += [(rows, space.row_factor), (columns, space.column_factor)] if space is slot.subspace else []
     if pairs:
         casts, values = zip(*pairs, strict=True)
         torch._foreach_copy_(casts, values)

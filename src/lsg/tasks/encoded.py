@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Images, Texts
 
-WIDTH_STEP = 16  # texts are padded to a multiple of it: few shapes to compile, and tensor cores like them
+WIDTH_STEP = 8  # texts are padded to a multiple of it: few shapes to compile, and tensor cores like them
 _CHUNK = 4096  # texts tokenized at a time, between two reports of progress
 
 Indices = Sequence[int] | Tensor

@@ -1,0 +1,35 @@
+"""Models that write a constant as `torch.tensor(0.0, device=...)`: a copy from the host, which no CUDA graph records.
+
+Transformers builds its attention masks so. Filling memory on the device gives the same number without a copy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def without_host_constants(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with scalars made on the device that they are for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _FilledConstants():
+            return forward(*args, **kwargs)
+
+    return run
+
+
+class _FilledConstants(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.tensor and len(args) == 1 and isinstance(args[0], bool | int | float):
+            return _filled(args[0], **kwargs)
+        return function(*args, **kwargs)
+
+
+def _filled(value: float, *, requires_grad: bool = False, pin_memory: bool = False, **options: Any) -> Tensor:
+    return torch.full((), value, requires_grad=requires_grad, pin_memory=pin_memory, **options)
