@@ -3,8 +3,8 @@
     python benchmarks/gpu_cells.py CELLS.jsonl STORE SECONDS RECORDS
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
-preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the slowest pace of its
-kind so far. Of each cell its result.json alone is kept.
+preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last of its
+method. Of each cell its result.json alone is kept.
 """
 
 import gc
@@ -27,7 +27,7 @@ class Lease:
 
     def __init__(self, store: Path, seconds: float, records: int) -> None:
         self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
-        self._pace: dict[str, float] = {}  # slowest seconds a sample, by method
+        self._pace: dict[str, float] = {}  # seconds a sample, of each method's last cell
         runs._CHECKPOINT_SECONDS = float("inf")
 
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
@@ -52,7 +52,7 @@ class Lease:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         took = time.perf_counter() - began
-        self._pace[config.method] = max(self._pace.get(config.method, 0.0), took / samples)
+        self._pace[config.method] = took / samples
         curve = " ".join(f"{100 * score:.1f}" for score in result.curve)
         print(
             f"[{time.perf_counter() - self._start:.0f} s] {name}: {100 * result.score:.2f} % at epsilon "
