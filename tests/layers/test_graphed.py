@@ -130,6 +130,30 @@ def test_outputs_of_an_earlier_micro_batch_are_not_written_over(tape: Callable[[
         assert torch.equal(out, copy)
 
 
+def test_a_recording_has_carriers_that_no_loss_still_held_knows(
+    tape: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd adds up a leaf's gradients on the stream of its first use; a recording may touch its own stream only."""
+    tape(AgainTape)
+    _, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))
+    recorder = optimizer.gradients.recorder
+    wanted: list[Tensor] = []
+    grad = torch.autograd.grad
+
+    def watched(outputs: Any, inputs: list[Tensor], *args: Any, **options: Any) -> Any:
+        wanted.extend(inputs)
+        return grad(outputs, inputs, *args, **options)
+
+    held = [model(torch.randn(8, 12)).square().sum()]
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    for _ in range(2):
+        held[-1].backward()
+        optimizer.step()
+        used = [id(carrier) for slot in recorder.slots.values() for carrier in slot.carriers]
+        held.append(model(torch.randn(8, 12)).square().sum())
+        assert wanted and not {id(leaf) for leaf in wanted} & set(used)
+
+
 def test_a_forward_before_the_last_ones_backward_does_not_disturb_it(tape: Callable[[type], None]) -> None:
     tape(AgainTape)
     engine, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))

@@ -9,7 +9,7 @@ forward runs as usual. The same holds for the inputs and output gradients that d
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -152,7 +152,8 @@ class _Recording:
         self._slots = slots
         self._live: list[Tensor] = []  # outputs with their autograd graph, between recording forward and backward
         self._reached: list[int] = []  # which carriers get a gradient
-        self._calls: list[Calls] = []  # of each slot, between recording forward and backward
+        self._leaves: list[Tensor] = []  # the carriers used, between recording forward and backward
+        self._calls: list[Calls] = []  # of each slot, likewise
         self._called: list[tuple[Recordable, bool]] = []  # calls that get a gradient: of what, and whether (in, out)
 
     def record(self, tape: Tape) -> None:
@@ -166,11 +167,15 @@ class _Recording:
             self._gradients, self._run_backward = tape.record(self._record_backward)
         finally:
             torch.clear_autocast_cache()
-            self._live, self._calls = [], []
+            self._live, self._leaves, self._calls = [], [], []
 
     def _record_forward(self) -> list[Tensor]:
         args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
-        with calls_apart(self._slots) as self._calls:
+        with ExitStack() as stack:
+            self._calls = stack.enter_context(calls_apart(self._slots))
+            # New carriers: those of a loss that is still held belong to the stream of its forward, and a recording may
+            # not touch another stream.
+            self._leaves = [leaf for slot in self._slots for leaf in stack.enter_context(slot.apart())]
             out = self._forward(*args, **kwargs)
         leaves, self._out_structure = pytree.tree_flatten(out)
         self._out_leaves = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -180,7 +185,7 @@ class _Recording:
     def _record_backward(self) -> list[Tensor]:
         pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
         outputs, gradients = zip(*pairs, strict=True)
-        carriers = self._carriers()
+        carriers = self._leaves
         by_slot = zip(self._slots, self._calls, strict=True)
         made = [(slot, carrier, calls) for slot, calls in by_slot for carrier in calls.made or ()]
         with torch.autocast(outputs[0].device.type, enabled=False):  # as a backward outside of autocast's block

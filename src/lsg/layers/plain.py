@@ -1,6 +1,7 @@
 """What non-private training has in place of a recorder: the size of the last batch, and the same fast forward."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ class PlainSlot:
     @property
     def pending(self) -> bool:
         return self.parameter.grad is not None
+
+    def apart(self) -> AbstractContextManager[tuple[Tensor, ...]]:
+        return nullcontext(self.carriers)
 
 
 class PlainModel:

@@ -11,7 +11,7 @@ Legend: B = samples of the micro-batch, r = rank.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -172,13 +172,17 @@ class Slot:
         return vector.view(self.value.shape)
 
     @contextmanager
-    def borrowed(self, carriers: tuple[Tensor, ...]) -> Iterator[None]:
+    def borrowed(self, carriers: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
         """Use other carriers for a while (one sample's slice of them inside vmap)."""
         own, self.carriers = self.carriers, carriers
         try:
-            yield
+            yield carriers
         finally:
             self.carriers = own
+
+    def apart(self) -> AbstractContextManager[tuple[Tensor, ...]]:
+        """Use new carriers like these for a while: ones that no forward so far has seen."""
+        return self.borrowed(tuple(zeros(tuple(c.shape), c.dtype, c.device) for c in self.carriers))
 
 
 class Recordable(Protocol):
@@ -194,6 +198,8 @@ class Recordable(Protocol):
 
     @property
     def pending(self) -> bool: ...
+
+    def apart(self) -> AbstractContextManager[tuple[Tensor, ...]]: ...
 
 
 @contextmanager
