@@ -3,8 +3,8 @@
     python benchmarks/gpu_cells.py CELLS.jsonl STORE SECONDS RECORDS
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
-preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last of its
-method. Of each cell its result.json alone is kept.
+preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
+of its method. Of each cell its result.json alone is kept.
 """
 
 import gc

@@ -10,31 +10,39 @@ PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- bench: begin (benchmarks/render.py) -->", "<!-- bench: end -->"
 SWEEPS_BEGIN, SWEEPS_END = "<!-- sweeps: begin (benchmarks/render.py) -->", "<!-- sweeps: end -->"
 SWEEPS = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
-# Only here does the peak count what CUDA graphs hold, for each contender by itself (see "Peak memory" on the page).
-MEMORY_COUNTS = {"encoder-tf32-cuda"}
+MEMORY_BEGIN, MEMORY_END = "<!-- memory: begin (benchmarks/render.py) -->", "<!-- memory: end -->"
 ORDER = ("cpu-encoder-fp32-cpu", "encoder-bf16-cuda", "encoder-tf32-cuda", "decoder-bf16-cuda", "wrn28-4-tf32-cuda")
 
 
 def table() -> str:
-    lines = ["| workload | contender | samples/s | over best non-private | peak GiB |", "|---|---|---|---|---|"]
+    lines = ["| workload | contender | samples/s | over best non-private |", "|---|---|---|---|"]
     for stem in ORDER:
         document = json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
         point = document["points"][0]
         done = [t for t in point["timings"] if t["error"] is None]
         best = min(median(t["seconds"]) for t in done if t["name"].startswith("non-private"))
         for t in sorted(done, key=lambda t: median(t["seconds"])):
-            if stem not in MEMORY_COUNTS:
-                t["peak_bytes"] = None
-            lines.append(_row(f"{point['preset']['name']}, {document['precision']}, {document['device']}", t, best))
+            seconds = median(t["seconds"])
+            speed = f"{t['samples'] / seconds:,.0f}"
+            lines.append(f"| {_workload(document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
     return "\n".join(lines)
 
 
-def _row(workload: str, timing: dict[str, Any], best: float) -> str:
-    seconds = median(timing["seconds"])
-    peak = timing["peak_bytes"]
-    memory = "" if peak is None else f"{peak / 2**30:.2f}"
-    speed = f"{timing['samples'] / seconds:,.0f}"
-    return f"| {workload} | {timing['name']} | {speed} | {best / seconds:.2f} | {memory} |"
+def memory() -> str:
+    lines = ["| workload | non-private, GiB | lsg, GiB | ratio |", "|---|---|---|---|"]
+    for stem in ORDER:
+        file = ROOT / "results" / "bench" / "memory" / f"{stem}.json"
+        if not file.exists():
+            continue
+        document = json.loads(file.read_text())
+        peaks = {t["name"]: t["peak_bytes"] / 2**30 for t in document["points"][0]["timings"]}
+        private, plain = peaks["lsg graphs"], peaks["non-private"]
+        lines.append(f"| {_workload(document)} | {plain:.2f} | {private:.2f} | {private / plain:.2f} |")
+    return "\n".join(lines)
+
+
+def _workload(document: dict[str, Any]) -> str:
+    return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}"
 
 
 def sweeps() -> str:
@@ -49,7 +57,8 @@ def sweeps() -> str:
 
 
 def rendered(page: str) -> str:
-    for begin, end, text in ((BEGIN, END, table()), (SWEEPS_BEGIN, SWEEPS_END, sweeps())):
+    parts = ((BEGIN, END, table()), (MEMORY_BEGIN, MEMORY_END, memory()), (SWEEPS_BEGIN, SWEEPS_END, sweeps()))
+    for begin, end, text in parts:
         head, rest = page.split(begin)
         page = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
     return page

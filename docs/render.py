@@ -10,6 +10,7 @@ from lsg.tasks.catalog import TASKS
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
+GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
 AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SHOWN = (
@@ -60,6 +61,30 @@ def reproduced() -> str:
     )
 
 
+def tuned() -> str:
+    """Validation accuracy of each setting that was tried, the one that was taken in bold."""
+    taken = json.loads((GPU_RESULTS / "tuned.json").read_text())
+    lines = ["| method | learning rate | clip | validation, % |", "|---|---|---|---|"]
+    for method in METHODS:
+        cells = [json.loads(file.read_text()) for file in (GPU_RESULTS / "tuning").glob(f"{method}-lr-*/result.json")]
+        for cell in sorted(cells, key=lambda cell: (cell["config"]["max_grad_norm"], cell["config"]["lr"])):
+            config, score = cell["config"], f"{100 * cell['score']:.1f}"
+            best = all(config[name] == value for name, value in taken[method].items())
+            clip = "-" if method == "non-private" else f"{config['max_grad_norm']:g}"
+            lines.append(f"| {method} | {config['lr']:g} | {clip} | {f'**{score}**' if best else score} |")
+    return "\n".join(lines)
+
+
+def on_gpu() -> str:
+    """The stored table, and how long its runs took."""
+    cells = [json.loads(file.read_text()) for file in sorted((GPU_RESULTS / "cells").glob("*/result.json"))]
+    seconds = [cell["seconds"] for cell in cells if cell["config"]["method"] in ("lsg", "rgp")]
+    gpu = cells[0]["provenance"]["hardware"]["gpus"][0]
+    epochs = cells[0]["config"]["epochs"]
+    cost = f"{min(seconds):.0f} to {max(seconds):.0f} s of training for {epochs} epochs of LSG or RGP, on one {gpu}"
+    return f"{_demoted((GPU_RESULTS / 'figure-epsilon.md').read_text())}\n{len(cells)} runs; {cost}."
+
+
 def mask_signal() -> str:
     """What each mask keeps of the gradient, and the signal-to-noise that it leaves, relative to RGP."""
     lines = []
@@ -101,7 +126,7 @@ def _demoted(page: str) -> str:
 PARTS = {
     "audit.md": {"bar": audited},
     "train.md": {"presets": presets, "other methods": other_methods},
-    "reproduce.md": {"masks": mask_signal, "results": reproduced},
+    "reproduce.md": {"masks": mask_signal, "tuning": tuned, "gpu results": on_gpu, "results": reproduced},
 }
 
 
