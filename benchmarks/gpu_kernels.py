@@ -1,6 +1,6 @@
-"""Run on a GPU machine: factored per-sample gradients (`lsg.layers.outer`) against explicit ones.
+"""Run on a GPU machine: clipping's kernels and factored per-sample gradients against explicit ones.
 
-    python benchmarks/gpu_outer.py
+    python benchmarks/gpu_kernels.py
 
 One line a check, with the largest relative error; then times. Ends with status 1 if a check failed.
 """
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, PerfConfig, PrivacyEngine, SparseDPSGD
 from lsg.clipping import Clipper
-from lsg.layers import exact, outer, outer_kernel
+from lsg.layers import exact, outer, outer_kernel, ragged_kernel
 from lsg.layers.outer import OuterProducts
 from lsg.methods import Method
 
@@ -39,6 +39,7 @@ def main() -> int:
     check_products(FP16, 768, 768, (16,), True)
     check_broken()
     check_cancelling()
+    check_matrices()
     report("settings put back", 0.0 if torch.get_float32_matmul_precision() == "high" else 1.0, 0.5)
     torch.set_float32_matmul_precision("highest")
     print(f"[{time.perf_counter() - start:.1f} s]", flush=True)
@@ -114,6 +115,21 @@ def check_cancelling() -> None:
         clipper = Clipper("flat", 1.0)
         found, wanted = (clipper.clip([[p]], 1.0).vector for p in (OuterProducts(rows, columns), calm))
         report(f"cancelling {str(dtype)[6:]}", float((found - wanted).double().norm()), 1e-3)
+
+
+def check_matrices() -> None:
+    """Norms and weighted sums of matrices that are read where they are: ragged, sliced, with a broken row."""
+    matrices = [torch.randn(10, n, device="cuda")[:7] for n in (3, 300, 1025, 1)]
+    matrices.append(torch.randn(7, 40, device="cuda")[:, :17])
+    matrices[1][2, 5] = float("nan")
+    factors = torch.rand(7, device="cuda")
+    factors[2] = 0.0
+    squares, total = ragged_kernel.square_sums(matrices), ragged_kernel.weighted_sum(matrices, factors)
+    rows = torch.stack([m.double().square().sum(1) for m in matrices], 1)
+    sums = torch.cat([factors.double() @ m.double().nan_to_num(0.0) for m in matrices])
+    same = torch.equal(squares.isfinite(), rows.isfinite())
+    report("matrices, norms", float((squares / rows - 1)[rows.isfinite()].abs().max()) if same else 1.0, 1e-6)
+    report("matrices, sums", float((total - sums).abs().max() / sums.abs().max()), 1e-6)
 
 
 class Encoder(nn.Module):
