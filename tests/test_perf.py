@@ -54,6 +54,22 @@ def train(perf: PerfConfig) -> tuple[Tensor, PrivacyEngine]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]), engine
 
 
+class Sentences(TensorDataset):
+    """Tells its records' lengths, as the tasks' data sets do."""
+
+    lengths = tuple(1 + i % 6 for i in range(40))
+
+
+def test_training_by_tokens_equals_training_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, _ = train(PerfConfig())
+    without_lengths = data
+    monkeypatch.setitem(globals(), "data", lambda: Sentences(*without_lengths().tensors))
+    found, engine = train(PerfConfig(max_tokens=12))
+    assert (found - wanted).abs().max() < 1e-5
+    sizes = [len(micro) for logical in engine.run.sampler.epoch for micro in logical]
+    assert max(sizes) == 8 and min(sizes) <= 2  # 12 tokens are eight records of 1 token, or two of 6
+
+
 def test_compiled_and_padded_training_equals_plain_training() -> None:
     wanted, plain = train(PerfConfig())
     found, engine = train(PerfConfig(compile=True))
@@ -162,3 +178,5 @@ def test_a_copy_of_a_compiled_model_can_be_compiled_and_detached_itself(monkeypa
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError):
         PerfConfig(compile="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="max_tokens must be at least 1"):
+        PerfConfig(max_tokens=0)

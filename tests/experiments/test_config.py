@@ -104,6 +104,7 @@ def test_an_empty_yaml_file_has_no_settings(tmp_path: Path) -> None:
         ({"epsilon": None, "noise_multiplier": -1.0}, "--noise-multiplier -1.0 must be 0 or more"),
         ({"adam_eps": 0.0}, "--adam-eps 0.0 must be positive"),
         ({"max_physical_batch_size": 0}, "--max-physical-batch-size 0 must be at least 1"),
+        ({"max_physical_tokens": 0}, "--max-physical-tokens 0 must be at least 1"),
         ({"seed": -1}, "--seed -1 must be 0 or more"),
         ({"delta": 1.0}, "--delta 1.0 must lie between"),
         ({"sparsity": 1.0}, "sparsity=1.0"),
