@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from lsg.layers.calls import Call
 from lsg.layers.factor_gradient import factor_gradients
+from lsg.layers.last_cast import can_share
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 from lsg.layers.slot import Slot
 from lsg.subspace.space import Kept
 
 
 class _Linear(torch.autograd.Function):
-    """y = x weight^T + bias for x (B, ..., in), with carriers in place of the weight's own gradient."""
+    """y = x weight^T + bias for x (B, ..., in), with carriers in place of the weight's own gradient.
+
+    x_cast: the values of x in the precision of the product, None where x has it.
+    """
 
     generate_vmap_rule = True
 
@@ -27,6 +31,7 @@ class _Linear(torch.autograd.Function):
     @fixed_signature
     def forward(
         x: Tensor,
+        x_cast: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
         row_factor: Tensor | None,
@@ -42,13 +47,14 @@ class _Linear(torch.autograd.Function):
         output_carrier: Tensor | None,
         call: Call | None,
     ) -> Tensor:
-        return F.linear(x, weight, bias)
+        return F.linear(x if x_cast is None else x_cast, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, *spaces = inputs[:9]
-        ctx.save_for_backward(x, weight, *spaces)
-        ctx.call = inputs[14]  # no saved tensor: a checkpoint would put the carrier of its second forward in place
+        x, x_cast, weight, _, *spaces = inputs[:10]
+        ctx.save_for_backward(x if x_cast is None else x_cast, weight, *spaces)
+        ctx.x_dtype = x.dtype
+        ctx.call = inputs[15]  # no saved tensor: a checkpoint would put the carrier of its second forward in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -56,19 +62,19 @@ class _Linear(torch.autograd.Function):
         (g,) = grads
         x, weight, row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        d_x = g @ weight if needs[0] else None
+        d_x = (g @ weight).to(ctx.x_dtype) if needs[0] else None
         x_BTI, g_BTO = x.reshape(x.shape[0], -1, x.shape[-1]), g.reshape(g.shape[0], -1, g.shape[-1])
         d_rows = d_columns = d_dense = d_bias = None
-        if needs[9]:
+        if needs[10]:
             rows, columns = (rows_kept, rows_place), (columns_kept, columns_place)
             d_rows, d_columns = factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows, columns)
-        if needs[11]:
-            d_dense = g_BTO.mT @ x_BTI
         if needs[12]:
+            d_dense = g_BTO.mT @ x_BTI
+        if needs[13]:
             d_bias = g_BTO.sum(1)
         if ctx.call is not None:
             ctx.call.keep(x_BTI)
-        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, g if needs[13] else None, None)
+        return (d_x, *(None,) * 9, d_rows, d_columns, d_dense, d_bias, g if needs[14] else None, None)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -119,11 +125,16 @@ def linear(
 ) -> Tensor:
     """`F.linear` with per-sample gradients; `weight_slots` has three entries for a split query-key-value weight."""
     dtype = compute_dtype(x)
-    x_B = site.batch_first(x, 1).to(dtype)
+    x_B, x_cast = site.batch_first(x, 1), None
+    if x_B.dtype != dtype and can_share(x_B):
+        x_cast = site.batch.last_cast(x_B, dtype)
+    else:
+        x_B = x_B.to(dtype)
+    used = x_B if x_cast is None else x_cast
     parts = []
     for slot in weight_slots:
         matrix = weight_as(weight, slot, dtype)
-        call = None if slot is None else slot.call(x_B, stored_inputs_first=stored_inputs_first)
+        call = None if slot is None else slot.call(used, stored_inputs_first=stored_inputs_first)
         operands = weight_operands(slot if call is None else None, dtype)
         if stored_inputs_first:
             matrix, operands = matrix.mT, transpose_operands(operands)
@@ -131,7 +142,7 @@ def linear(
         plain_bias = bias.detach().to(dtype) if whole and bias is not None else None
         bias_carrier = bias_slot.carriers[0] if whole and bias_slot is not None else None
         output_carrier = None if call is None else call.carrier
-        parts.append(_Linear.apply(x_B, matrix, plain_bias, *operands, bias_carrier, output_carrier, call))
+        parts.append(_Linear.apply(x_B, x_cast, matrix, plain_bias, *operands, bias_carrier, output_carrier, call))
     y: Tensor = parts[0]
     if len(parts) > 1:
         y = torch.cat(parts, dim=-1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
+from lsg.layers.last_cast import LastCast
 from lsg.layers.slot import Slot
 
 RuleForward = Callable[..., Any]  # (module, site, *args, **kwargs) -> what the module's own forward would return
@@ -26,6 +27,7 @@ class Batch:
         self.size: int | None = None  # that carriers are made for
         self.records: int | None = None  # without the rows that padding adds
         self.rooted = False  # whether the forward in flight began at the model itself
+        self.last_cast = LastCast()
         self._require = require
 
     def require(self, size: int) -> None:
