@@ -60,7 +60,7 @@ class _Matrices:
         return torch.float32
 
     def row_norms(self) -> Tensor:
-        return ragged_kernel.square_sums(self.matrices).sum(1, dtype=torch.float64).sqrt()
+        return ragged_kernel.square_sums(self.matrices).sum(1).sqrt()
 
     def weighted_sum(self, factors_B: Tensor) -> Tensor:
         return ragged_kernel.weighted_sum(self.matrices, factors_B)

@@ -173,6 +173,44 @@ def test_a_forward_before_the_last_ones_backward_does_not_disturb_it(tape: Calla
     torch.testing.assert_close(engine.per_sample_gradients()["0.weight"], 2 * wanted)
 
 
+class Summed(nn.Module):
+    """Two parameters that autograd hands one and the same gradient; running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.ones(3, 12)) for _ in range(2))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(F.linear(x, self.a + self.b))
+
+
+def test_recorded_gradients_are_apart_and_statistics_count_each_batch_once(tape: Callable[[type], None]) -> None:
+    tape(AgainTape)
+    model = Summed()
+    data = DataLoader(TensorDataset(torch.randn(64, 12)), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = PrivacyEngine()
+    engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=data,
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        method=NonPrivate(),
+        perf=PerfConfig(cuda_graphs=True),
+    )
+    for _ in range(3):  # seen, recorded, replayed
+        model.zero_grad()
+        model(torch.randn(8, 12)).square().sum().backward()
+    assert model.a.grad is not None and model.b.grad is not None
+    before = model.b.grad.clone()
+    model.a.grad.mul_(5)
+    assert torch.equal(model.b.grad, before)
+    # Three batches, and the recording itself, which this tape computes with and CUDA does not.
+    assert model.norm.num_batches_tracked is not None and int(model.norm.num_batches_tracked) == 3 + 1
+
+
 def test_a_second_backward_is_refused(tape: Callable[[type], None]) -> None:
     tape(AgainTape)
     _, model, optimizer, _ = make(DPSGD(), PerfConfig(cuda_graphs=True))

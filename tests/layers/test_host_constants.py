@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,3 +42,4 @@ def test_scalars_are_the_same_and_need_no_copy() -> None:
 def test_what_is_no_scalar_is_left_alone() -> None:
     made = without_host_constants(lambda: torch.tensor([1, 2]))()
     assert torch.equal(made, torch.tensor([1, 2]))
+    assert without_host_constants(lambda: torch.tensor(np.float64(1.5)))().dtype == torch.float64

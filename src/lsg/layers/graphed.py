@@ -8,7 +8,7 @@ forward runs as usual. The same holds for the inputs and output gradients that d
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -106,7 +106,7 @@ class GraphedForward:
             return self._forward(*args, **kwargs)
         recording = self._recordings[key]
         if recording is None:
-            recording = _Recording(self._forward, leaves, structure, self._slots)
+            recording = _Recording(self._forward, leaves, structure, self._slots, list(self._model.buffers()))
             try:
                 recording.record(self._tape)
             except RuntimeError as error:
@@ -123,10 +123,11 @@ class GraphedForward:
         return out
 
     def _surroundings(self) -> tuple[Any, ...]:
-        """What else a recording depends on: precision, training or not, and where the weights are."""
+        """What else a recording depends on: precision, what is trained, modules' modes, where the weights are."""
         tensors = (*self._model.parameters(), *self._model.buffers())
         cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return cast, self._model.training, tuple(tensor.data_ptr() for tensor in tensors)
+        modes = tuple(module.training for module in self._model.modules())
+        return cast, modes, tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
 
     def _occupied(self) -> bool:
         """Whether a recording's memory is still needed: its backward may come, or its gradients wait to be summed."""
@@ -145,9 +146,14 @@ class _Recording:
     """A forward and its backward at one shape, on inputs, outputs and gradients of its own."""
 
     def __init__(
-        self, forward: Callable[..., Any], leaves: list[Any], structure: Any, slots: Sequence[Recordable]
+        self,
+        forward: Callable[..., Any],
+        leaves: list[Any],
+        structure: Any,
+        slots: Sequence[Recordable],
+        buffers: Sequence[Tensor],
     ) -> None:
-        self._forward, self._structure = forward, structure
+        self._forward, self._structure, self._buffers = forward, structure, buffers
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._slots = slots
         self._live: list[Tensor] = []  # outputs with their autograd graph, between recording forward and backward
@@ -159,7 +165,7 @@ class _Recording:
     def record(self, tape: Tape) -> None:
         torch.clear_autocast_cache()  # a cast from before would belong to no recording
         try:
-            with tape.rehearsal():
+            with _kept(self._buffers), tape.rehearsal():
                 self._output_gradients = [torch.zeros_like(output) for output in self._record_forward()]
                 self._record_backward()
             torch.clear_autocast_cache()
@@ -197,7 +203,7 @@ class _Recording:
         self._called = [(slot, i.stored_inputs_first) for (slot, _, _), i in zip(called, inputs, strict=True)]
         if not self._reached and not self._called:
             raise RuntimeError("no trained parameter is reached")
-        return [*(gradient for gradient in found if gradient is not None), *(i.x for i in inputs)]
+        return [*_apart(gradient for gradient in found if gradient is not None), *(i.x for i in inputs)]
 
     def _carriers(self) -> list[Tensor]:
         return [carrier for slot in self._slots for carrier in slot.carriers]
@@ -257,6 +263,26 @@ class _Replay(torch.autograd.Function):
         ctx.this_pass.done = True
         ctx.recording.backward(gradients, ctx.reached, ctx.calls)
         return (None,) * (5 + len(gradients))
+
+
+@contextmanager
+def _kept(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Running statistics, say, as if nothing had been run here."""
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+
+def _apart(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
+    """In memory of their own: autograd may hand out one tensor for two leaves, and each is changed by itself."""
+    seen: set[int] = set()
+    for gradient in gradients:
+        yield gradient.clone() if gradient.data_ptr() in seen else gradient
+        seen.add(gradient.data_ptr())
 
 
 def _begin(slot: Recordable, stored_inputs_first: bool, like: Tensor) -> Call:

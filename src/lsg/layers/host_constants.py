@@ -26,7 +26,7 @@ class _FilledConstants(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is torch.tensor and len(args) == 1 and isinstance(args[0], bool | int | float):
+        if function is torch.tensor and len(args) == 1 and type(args[0]) in (bool, int, float):
             return _filled(args[0], **kwargs)
         return function(*args, **kwargs)
 

@@ -77,6 +77,12 @@ else:
                     products += tl.load(where, mask=store_mask, other=0.0)
                 tl.store(where, products, mask=store_mask)
 
+    def _wants_exact_products() -> bool:
+        try:
+            return torch.get_float32_matmul_precision() == "highest"
+        except RuntimeError:  # newer versions refuse to tell where a library has a setting of its own
+            return torch.backends.cuda.matmul.fp32_precision == "ieee"
+
     def _tiling(tokens: int, single: bool) -> tuple[int, int, int]:
         """Columns of a tile, warps and stages that are fastest for samples of so many tokens."""
         if single or tokens <= 8 or tokens > 32:
@@ -107,7 +113,7 @@ else:
             BLOCK_T=min(128, max(16, triton.next_power_of_2(tokens))),
             BLOCK=block,
             ROWS_MASKED=rows_place is not None, COLUMNS_MASKED=columns_place is not None,
-            PRECISION="tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+            PRECISION="tf32x3" if _wants_exact_products() else "tf32",
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return rows_out, columns_out

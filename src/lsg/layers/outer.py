@@ -5,8 +5,10 @@ the clipped sum are all that is wanted of it. The norms are those of the product
 at a time; the shortcut by way of x x^T and g g^T cancels, and an underestimated norm would pass the bound. The sum is
 one product over the tokens of all samples.
 
-Both round, each in its own way, by about 2^-24 |x| |g|. So a sample whose tokens cancel to less than 2^-10 |x| |g| is
-taken for one of that norm: whatever comes in, the sum of its clipped gradients is right to about 2^-14 of the bound.
+Both round, each in its own way, relative to S = sum_t |x_t| |g_t|, what a sample's tokens would come to if none
+cancelled. So a sample whose tokens cancel to less than 2^-6 S is taken for one of that norm: whatever comes in, what
+rounding leaves of a clipped sample in the sum is a small part of the bound. (2^-18 of it where sums round to nearest;
+tensor cores may truncate, and split a sample between two sums: 2^-9 in a model of that.)
 
 Shapes: B = samples, T = tokens; M, N = rows and columns of the weight as it is stored.
 """
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from lsg.layers import exact, outer_kernel
 
-_CANCELLED = 2.0**-10
+_CANCELLED = 2.0**-6
 _CHUNK = 2**24  # numbers of explicit products at a time
 _SMALL = 2**14  # entries of a weight: below this products cost less, as they are clipped together with others
 
@@ -50,19 +52,24 @@ class OuterProducts:
         return replace(self, rows=self.rows[samples], columns=self.columns[samples])
 
     def row_norms(self) -> Tensor:
-        """(B), float64: at least `_CANCELLED` times the norms of the factors. Not finite where a sample is broken."""
+        """(B), float64, at least `_CANCELLED` times the sum of the tokens' norms. Not finite for a broken sample."""
         if outer_kernel.takes(self.rows):
             norms = outer_kernel.square_sums(self.rows, self.columns, self._mask()).sum(1, dtype=torch.float64).sqrt()
         else:
             size = max(1, _CHUNK // (self.rows.shape[2] * self.columns.shape[2]))
             chunks = zip(self.rows.split(size), self.columns.split(size), strict=True)
             norms = torch.cat([self._plain_norms(*chunk) for chunk in chunks])
-        norms = torch.maximum(norms, row_norms(self.rows) * row_norms(self.columns) * _CANCELLED)
+        norms = torch.maximum(norms, self._without_cancelling() * _CANCELLED)
         return norms if self.scale == 1.0 else norms * self.scale
 
     def _plain_norms(self, rows: Tensor, columns: Tensor) -> Tensor:
         flat = exact.products(rows, columns).flatten(1)
         return row_norms(flat if self.kept is None else flat.index_select(1, self.kept))
+
+    def _without_cancelling(self) -> Tensor:
+        """(B), float64: what the norms would be if the tokens' products all pointed the same way."""
+        rows_BT, columns_BT = (row_norms(t) for t in (self.rows, self.columns))
+        return (rows_BT * columns_BT).sum(1)
 
     def _mask(self) -> Tensor | None:
         if self.kept is None:
@@ -84,11 +91,11 @@ class OuterProducts:
 
 
 def row_norms(values: Tensor) -> Tensor:
-    """L2 norms of values (B, ...), sample by sample. On a CPU, where a float32 sum of a million squares is off by 1e-5,
-    in double precision; a GPU sums in a tree, which is exact enough."""
+    """L2 norms over the last dimension. On a CPU, where a float32 sum of a million squares is off by 1e-5, in double
+    precision; a GPU sums in a tree, which is exact enough."""
     on_cpu = values.device.type == "cpu"
     dtype = torch.float64 if on_cpu else torch.promote_types(values.dtype, torch.float32)
-    return torch.linalg.vector_norm(values, dim=tuple(range(1, values.dim())), dtype=dtype).double()
+    return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
 
 
 def pays(x: Tensor, outputs: int) -> bool:

@@ -2,7 +2,7 @@
 
 Clipping wants the norms of each sample's rows and then a weighted sum of them. Both read every matrix where it is: a
 table of addresses takes the place of joining them. One number for each sample and matrix, or one for each column, is
-all that is written. Sums are float32.
+all that is written. Squares are added up in float64: a float32 sum of millions comes out low, and would pass the bound.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ else:
         sample, part = (program // PARTS).to(tl.int64), program % PARTS
         row = tl.load(addresses + part).to(tl.pointer_type(tl.float32)) + sample * tl.load(strides + part)
         width = tl.load(widths + part)
-        squares = tl.zeros((BLOCK,), dtype=tl.float32)
+        squares = tl.zeros((BLOCK,), dtype=tl.float64)
         for start in range(0, width, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             values = tl.load(row + columns, mask=columns < width, other=0.0)
-            squares += values * values
+            squares += (values * values).to(tl.float64)
         tl.store(out + program, tl.sum(squares, axis=0))
 
     @triton.jit
@@ -75,9 +75,9 @@ def takes(parts: Sequence[Tensor]) -> bool:
 
 
 def square_sums(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices (B, n_k) -> (B, parts), the sums of squares of their rows."""
+    """Matrices (B, n_k) -> (B, parts) in float64, the sums of squares of their rows."""
     samples = parts[0].shape[0]
-    out = torch.empty(samples, len(parts), dtype=torch.float32, device=parts[0].device)
+    out = torch.empty(samples, len(parts), dtype=torch.float64, device=parts[0].device)
     table = _table_of(parts)
     with torch.cuda.device(out.device):
         _square_sums[(out.numel(),)](
@@ -109,7 +109,7 @@ def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> _T
     offsets = [0, *accumulate(widths)][:-1]
 
     def moved(values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device="cpu").pin_memory().to(device, non_blocking=True)
 
     return _Table(
         moved(addresses, torch.int64),
