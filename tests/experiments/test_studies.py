@@ -1,6 +1,7 @@
 """The studies of each scale: which cells, what they share, the right numbers in the right places."""
 
 import csv
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,3 +155,8 @@ def test_with_nothing_run_all_places_are_dashes(name: str, tmp_path: Path) -> No
     for row in rows(tmp_path / "table2.csv"):
         assert row["seeds"] == "0" and row["accuracy_mean"] == ""
     assert "not run" in (tmp_path / "figure-epsilon.svg").read_text()
+
+
+def test_what_gpu_hour_takes_as_tuned_is_what_tuning_found() -> None:
+    found = json.loads((Path(__file__).parents[2] / "results" / "reproduce" / "gpu-hour" / "tuned.json").read_text())
+    assert scale("gpu-hour").negatives.tuned == found
