@@ -163,7 +163,7 @@ def _gpu_hour() -> Scale:
     cifar10 = Workload("cifar10", "wrn28-2", "cifar10", (3.3,), 3.3, rank=16, sparsity=0.3, settings=fast)
     return Scale(
         name="gpu-hour",
-        about="a part of the paper's grid with its settings, but for SST-2's learning rates and clips, which were tuned "
+        about="a part of the paper's grid with its settings, but for SST-2's learning rates and clips, tuned "
         "for all-mpnet-base-v2 in short runs; about an hour of one H200",
         seeds=1,
         table1=(sst2,),
