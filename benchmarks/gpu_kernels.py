@@ -124,7 +124,8 @@ def check_matrices() -> None:
     matrices[1][2, 5] = float("nan")
     factors = torch.rand(7, device="cuda")
     factors[2] = 0.0
-    squares, total = ragged_kernel.square_sums(matrices), ragged_kernel.weighted_sum(matrices, factors)
+    together = ragged_kernel.Matrices(matrices)
+    squares, total = together.square_sums(), together.weighted_sum(factors)
     rows = torch.stack([m.double().square().sum(1) for m in matrices], 1)
     sums = torch.cat([factors.double() @ m.double().nan_to_num(0.0) for m in matrices])
     same = torch.equal(squares.isfinite(), rows.isfinite())

@@ -17,14 +17,13 @@ from typing import Any
 from gpu_cells import Lease
 
 from lsg.accounting import calibrate_noise
-from lsg.experiments.config import RunConfig
+from lsg.experiments.config import METHODS, RunConfig
 from lsg.experiments.scales import Workload, scale
 from lsg.experiments.store import cell_name
 
 LRS, CLIPS = (3e-4, 1e-3, 3e-3), (0.1, 1.0)
 NON_PRIVATE_LRS = (2e-5, 5e-5, 1e-4)
 VALIDATION, TUNING_RECORDS, TUNING_EPOCHS, RECORDS = 5000, 20_000, 5, 67_349
-METHODS = ("lsg", "rgp", "sparse-dpsgd", "dpsgd", "non-private")
 
 
 def tune(lease: Lease, config: RunConfig, noise_multiplier: float) -> dict[str, Any] | None:

@@ -49,23 +49,6 @@ class _Matrix:
         return factors_B @ self.matrix.masked_fill((factors_B == 0).unsqueeze(1), 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class _Matrices:
-    """Several of them, where kernels read each at its own place."""
-
-    matrices: list[Tensor]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
-
-    def row_norms(self) -> Tensor:
-        return ragged_kernel.square_sums(self.matrices).sum(1).sqrt()
-
-    def weighted_sum(self, factors_B: Tensor) -> Tensor:
-        return ragged_kernel.weighted_sum(self.matrices, factors_B)
-
-
 def make_block(parts: Sequence[Part]) -> Block:
     """Parts that are clipped together; a factored one is so by itself."""
     if len(parts) == 1 and isinstance(parts[0], OuterProducts):
@@ -73,7 +56,7 @@ def make_block(parts: Sequence[Part]) -> Block:
     matrices = [part for part in parts if isinstance(part, Tensor)]
     assert len(matrices) == len(parts)
     if ragged_kernel.takes(matrices):
-        return _Matrices(matrices)
+        return ragged_kernel.Matrices(matrices)
     return _Matrix(matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=1))
 
 

@@ -191,7 +191,7 @@ class PrivacyEngine:
                 method,
                 streams.projection(device),
                 perf,
-                max_physical_batch_size if perf.max_tokens is None else None,
+                max_physical_batch_size if sampler.max_tokens is None else None,
             )
             gradients = PrivateGradients(
                 self._recorder,

@@ -74,8 +74,9 @@ class LogicalBatches(Sampler[Micro]):
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size} must be at least 1")
         if lengths is not None and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
-        self.plan, self.source, self.max_size, self.max_tokens = plan, source, max_physical_batch_size, max_tokens
+        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
+        self.max_tokens = None if lengths is None else max_tokens
         self.epoch_number = 0
         self.epoch: list[Logical] = []
         self._before_draw: torch.Tensor | None = None  # the source's state before the epoch was drawn, if it has any
@@ -130,13 +131,12 @@ class LogicalBatches(Sampler[Micro]):
         if len(members) == 0:
             return []
         most = self.max_size or len(members)
-        if self.lengths is None:
-            return [micro.tolist() for micro in members.split(most)]
-        if self.max_tokens is None:
-            members = members[self.lengths[members].argsort(stable=True)]
-            return [micro.tolist() for micro in members.split(most)]
-        members = members[self.lengths[members].argsort(stable=True, descending=True)]
-        return [micro.tolist() for micro in members.split(self._sizes(self.lengths[members].tolist(), most))]
+        sizes: int | list[int] = most
+        if self.lengths is not None:
+            by_tokens = self.max_tokens is not None
+            members = members[self.lengths[members].argsort(stable=True, descending=by_tokens)]
+            sizes = self._sizes(self.lengths[members].tolist(), most) if by_tokens else most
+        return [micro.tolist() for micro in members.split(sizes)]
 
     def _sizes(self, lengths: list[int], most: int) -> list[int]:
         """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.

@@ -87,11 +87,9 @@ class RunConfig:
         for name in ("lr", "max_grad_norm", "head_scale", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
-        for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
-        if self.max_physical_tokens is not None and self.max_physical_tokens < 1:
-            raise ConfigurationError(f"--max-physical-tokens {self.max_physical_tokens} must be at least 1")
         for name in ("train_limit", "validation", "seed", "weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more")

@@ -26,7 +26,7 @@ class Workload:
     epsilons: those of "accuracy against epsilon". epsilon: the one at which rank, sparsity and the mask are varied.
     rank, sparsity: where a study does not vary them.
     settings: where a run differs from the task's preset.
-    tuned: for each method, what was tuned for it; it goes before `settings`.
+    tuned: for each method, what was tuned for it, in place of `settings` where both have it.
     """
 
     task: str

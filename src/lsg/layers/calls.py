@@ -88,6 +88,11 @@ def _join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+def untransformed() -> bool:
+    """Neither a compiler nor functorch at work: tensors are what they seem, and what Python keeps of them is kept."""
+    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A carrier: a leaf that takes no memory."""
     return _zero(dtype, device).expand(shape).requires_grad_()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
@@ -27,9 +26,5 @@ class _FilledConstants(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is torch.tensor and len(args) == 1 and type(args[0]) in (bool, int, float):
-            return _filled(args[0], **kwargs)
+            return torch.full((), args[0], **kwargs)
         return function(*args, **kwargs)
-
-
-def _filled(value: float, *, requires_grad: bool = False, pin_memory: bool = False, **options: Any) -> Tensor:
-    return torch.full((), value, requires_grad=requires_grad, pin_memory=pin_memory, **options)

@@ -12,14 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
+from lsg.layers.optional_triton import AVAILABLE, tl, triton
+
+if AVAILABLE:
     from torch.library import triton_op, wrap_triton
-except ImportError:  # a CPU build of PyTorch
-    AVAILABLE = False
-else:
-    AVAILABLE = True
 
     @triton.jit
     def _kernel(  # type: ignore[no-untyped-def]

@@ -9,6 +9,8 @@ import weakref
 import torch
 from torch import Tensor
 
+from lsg.layers.calls import untransformed
+
 
 class LastCast:
     """Remembers the last cast as long as some layer keeps it for its backward, and no longer."""
@@ -30,6 +32,4 @@ class LastCast:
 def can_share(x: Tensor) -> bool:
     """Only what this forward has computed: an input of the model may be the same object in a later recording, which
     must do its own cast. A compiler does as it likes, and vmap wraps tensors."""
-    return (
-        not torch.compiler.is_compiling() and x.grad_fn is not None and not torch._C._are_functorch_transforms_active()
-    )
+    return x.grad_fn is not None and untransformed()

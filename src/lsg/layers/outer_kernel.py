@@ -11,13 +11,9 @@ Parts: numbers times their sample's weight as three bfloat16 numbers that add up
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a CPU build of PyTorch
-    AVAILABLE = False
-else:
-    AVAILABLE = True
+from lsg.layers.optional_triton import AVAILABLE, tl, triton
+
+if AVAILABLE:
 
     @triton.jit
     def _square_sums(  # type: ignore[no-untyped-def]

@@ -13,13 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # a CPU build of PyTorch
-    AVAILABLE = False
-else:
-    AVAILABLE = True
+from lsg.layers.optional_triton import AVAILABLE, tl, triton
+
+if AVAILABLE:
 
     @triton.jit
     def _square_sums(addresses, strides, widths, out, PARTS, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -74,32 +70,40 @@ def takes(parts: Sequence[Tensor]) -> bool:
     return AVAILABLE and all(part.is_cuda and part.dtype == torch.float32 and part.stride(1) == 1 for part in parts)
 
 
-def square_sums(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices (B, n_k) -> (B, parts) in float64, the sums of squares of their rows."""
-    samples = parts[0].shape[0]
-    out = torch.empty(samples, len(parts), dtype=torch.float64, device=parts[0].device)
-    table = _table_of(parts)
-    with torch.cuda.device(out.device):
-        _square_sums[(out.numel(),)](
-            table.addresses, table.strides, table.widths, out, len(parts), BLOCK=_BLOCK, num_warps=4
-        )
-    return out
+class Matrices:
+    """Matrices (B, n_k) that the kernels take, as one of all their columns."""
 
+    dtype = torch.float32
 
-def weighted_sum(parts: Sequence[Tensor], factors_B: Tensor) -> Tensor:
-    """Matrices (B, n_k) -> one vector, the sums of their rows, each times its sample's factor."""
-    out = torch.empty(sum(part.shape[1] for part in parts), dtype=torch.float32, device=parts[0].device)
-    table = _table_of(parts)
-    with torch.cuda.device(out.device):
-        _weighted_sums[(table.tile_parts.numel(),)](
-            *table, factors_B.contiguous(), out, parts[0].shape[0], ROWS=_ROWS, BLOCK=_TILE, num_warps=4
-        )
-    return out
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._parts = parts  # kept alive: the table has their addresses only
+        self._device, self._samples = parts[0].device, parts[0].shape[0]
+        places = tuple((part.data_ptr(), part.stride(0), part.shape[1]) for part in parts)
+        self._table = _table(places, self._device)
 
+    def row_norms(self) -> Tensor:
+        """(B), float64."""
+        return self.square_sums().sum(1).sqrt()
 
-def _table_of(parts: Sequence[Tensor]) -> _Table:
-    places = tuple((part.data_ptr(), part.stride(0), part.shape[1]) for part in parts)
-    return _table(places, parts[0].device)
+    def square_sums(self) -> Tensor:
+        """(B, parts) in float64: the sums of squares of their rows."""
+        out = torch.empty(self._samples, len(self._parts), dtype=torch.float64, device=self._device)
+        table = self._table
+        with torch.cuda.device(self._device):
+            _square_sums[(out.numel(),)](
+                table.addresses, table.strides, table.widths, out, len(self._parts), BLOCK=_BLOCK, num_warps=4
+            )
+        return out
+
+    def weighted_sum(self, factors_B: Tensor) -> Tensor:
+        """The sum of the rows, each times its sample's factor. A row of factor 0 adds 0, whatever it holds."""
+        columns = sum(part.shape[1] for part in self._parts)
+        out = torch.empty(columns, dtype=torch.float32, device=self._device)
+        with torch.cuda.device(self._device):
+            _weighted_sums[(self._table.tile_parts.numel(),)](
+                *self._table, factors_B.contiguous(), out, self._samples, ROWS=_ROWS, BLOCK=_TILE, num_warps=4
+            )
+        return out
 
 
 @lru_cache(maxsize=64)  # recorded micro-batches have the same addresses each time

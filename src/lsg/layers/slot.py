@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.layers import outer
-from lsg.layers.calls import Call, Calls, zeros
+from lsg.layers.calls import Call, Calls, untransformed, zeros
 from lsg.layers.outer import OuterProducts
 from lsg.subspace import Subspace
 
@@ -120,10 +120,8 @@ class Slot:
     def call(self, x: Tensor, *, stored_inputs_first: bool) -> Call | None:
         """For a layer that multiplies x (B, ..., in) with this weight: where to leave x and the output's gradient. None
         where the product of both has to go to the carrier."""
-        if torch.compiler.is_compiling() or self.layout is not None:
-            return None
         shape = self.value.shape
-        if len(shape) != 2 or torch._C._are_functorch_transforms_active():
+        if self.layout is not None or len(shape) != 2 or not untransformed():
             return None
         outputs = shape[1] if stored_inputs_first else shape[0]
         if not outer.pays(x, outputs):
