@@ -1,4 +1,4 @@
-"""Run on a GPU machine: clipping's kernels and factored per-sample gradients against explicit ones.
+"""Run on a GPU machine: clipping's kernels, factored per-sample gradients and recorded refreshes against plain ones.
 
     python benchmarks/gpu_kernels.py
 
@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, PerfConfig, PrivacyEngine, SparseDPSGD
+from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, SparseDPSGD
 from lsg.clipping import Clipper
 from lsg.layers import exact, outer, outer_kernel, ragged_kernel
 from lsg.layers.outer import OuterProducts
+from lsg.layers.slot import Layout, Slot
 from lsg.methods import Method
+from lsg.subspace.refresh import Refresh
+from lsg.subspace.stack import make_stacks
 
 FAILED: list[str] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -47,6 +50,7 @@ def main() -> int:
         for autocast, tolerance in ((False, 2e-5), (True, 2e-2)):  # explicit products are rounded to bfloat16
             check_engine(method, autocast, tolerance)
     print(f"[{time.perf_counter() - start:.1f} s]", flush=True)
+    check_refresh()
     for dtype in (BF16, FP32):
         for m, n in ((768, 768), (768, 3072), (3072, 768)):
             time_products(dtype, m, n)
@@ -192,6 +196,36 @@ def check_engine(method: Method, autocast: bool, tolerance: float) -> None:
     ):
         error = max(float((a - b).norm() / b.norm()) for a, b in zip(other, wanted, strict=True))
         report(f"engine {label} {name}", error, most, more)
+
+
+def check_refresh() -> None:
+    """Of RoBERTa-base's weights: recorded, on streams side by side, as plainly; then its time."""
+    shapes = [*[(768, 768)] * 49, *[(3072, 768)] * 12, *[(768, 3072)] * 12, (2, 768)]
+    weights = [nn.Parameter(torch.randn(shape, device="cuda")) for shape in shapes]
+    recorded, plain = (refresh_of(weights, cuda_graph=cuda_graph) for cuda_graph in (True, False))
+    for step in range(4):
+        found, wanted = (run(step) for run in (recorded, plain))
+        error = max(float((a.double() - b.double()).abs().max()) for a, b in zip(found, wanted, strict=True))
+        report(f"refresh, step {step}", error, 0.0)
+        with torch.no_grad():
+            torch._foreach_mul_(weights, 1.0 + 0.1 * torch.rand((), device="cuda"))
+            weights[step].normal_()
+    print(f"ms, refresh: recorded {milliseconds(lambda: recorded(0)):.2f}, plain {milliseconds(lambda: plain(0)):.2f}")
+
+
+def refresh_of(weights: list[nn.Parameter], *, cuda_graph: bool) -> Callable[[int], list[Tensor]]:
+    """A refresh of its own generator, as a function that returns factors and masks."""
+    slots = [Slot(str(i), weight, Layout(transposed=True)) for i, weight in enumerate(weights)]
+    generator = torch.Generator("cuda").manual_seed(0)
+    refresh = Refresh(make_stacks(slots), slots, LSG(rank=8, sparsity=0.5), generator, cuda_graph=cuda_graph)
+
+    def run(step: int) -> list[Tensor]:
+        refresh(step)
+        spaces = [slot.subspace for slot in slots if slot.subspace is not None]
+        masks = [kept.place for space in spaces for kept in (space.left_kept, space.right_kept) if kept is not None]
+        return [factor for space in spaces for factor in (space.left, space.right)] + masks
+
+    return run
 
 
 def milliseconds(run: Callable[[], Any]) -> float:

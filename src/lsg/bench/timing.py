@@ -19,7 +19,8 @@ class Timing:
     samples: int
     first_seconds: float = 0.0  # build and first step: compilation, tuning, checks
     seconds: list[float] = field(default_factory=list)
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  # in tensors and CUDA graphs
+    reserved_bytes: int | None = None  # taken from the device, with the gaps between tensors
     error: str | None = None
 
     @property
@@ -45,7 +46,7 @@ def measure(
         timing = Timing(name, samples)
         timings.append(timing)
         try:
-            before = _held(device)
+            before = _memory(device)
             start = time.perf_counter()
             step = build()
             step()
@@ -54,7 +55,7 @@ def measure(
             step()
             _wait(device)
             gc.collect()
-            timing.peak_bytes = _peak(step, device, before)
+            timing.peak_bytes, timing.reserved_bytes = _peak(step, device, before)
             steps[name] = step
             report(f"{name}: ready after {timing.first_seconds:.1f} s")
         except Exception as error:  # a contender that cannot run this workload is a result, not a failure of the bench
@@ -79,26 +80,32 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _held(device: torch.device) -> int:
-    """Bytes in tensors, and what CUDA graphs keep to themselves, which belongs to no tensor."""
+def _memory(device: torch.device) -> tuple[int, int]:
+    """Bytes in tensors and CUDA graphs, and bytes that the process has taken from the device."""
     if device.type != "cuda":
-        return 0
+        return 0, 0
     gc.collect()
-    return torch.cuda.memory_allocated(device) + _graph_bytes()
+    torch.cuda.empty_cache()  # also what graphs that are gone had
+    return torch.cuda.memory_allocated(device) + _graph_bytes(), torch.cuda.memory_reserved(device)
 
 
 def _graph_bytes() -> int:
-    """Memory of the graphs' private pools that no tensor has."""
+    """Memory of the graphs' private pools that no tensor has: they keep it to themselves."""
     private = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) != (0, 0)]
     return sum(segment["total_size"] - segment["allocated_size"] for segment in private)
 
 
-def _peak(step: Step, device: torch.device, before: int) -> int | None:
-    """Peak bytes of a step with all that belongs to the contender: its weights and optimizer state too."""
+def _peak(step: Step, device: torch.device, before: tuple[int, int]) -> tuple[int | None, int | None]:
+    """The same at the peak of a step, less what was there before the contender. Its weights and optimizer state count.
+
+    Tensors alone are what a step needs at least; between them the device's memory has gaps, which tensors may fill but
+    graphs, once recorded, may not. So graphs count with their gaps on both sides.
+    """
     if device.type != "cuda":
-        return None  # a process has one peak, which contenders share
+        return None, None  # a process has one peak, which contenders share
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     step()
     _wait(device)
-    return torch.cuda.max_memory_allocated(device) + _graph_bytes() - before
+    held = torch.cuda.max_memory_allocated(device) + _graph_bytes()
+    return held - before[0], torch.cuda.max_memory_reserved(device) - before[1]

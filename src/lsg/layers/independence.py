@@ -6,7 +6,7 @@ respect to the carriers of the rest. For a weight that leaves the factors of its
 of its outputs stand for its own: they have a gradient wherever the weight has one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,22 @@ def check_independence(
     forward: Callable[..., Any], modules: Sequence[nn.Module], slots: Sequence[Slot], size: int, args: Any, kwargs: Any
 ) -> None:
     """Raise PrivacyError, naming the first layer whose input mixes samples, if any does. `forward` is the model's."""
-    seen: list[tuple[str, Tensor]] = []
-    hooks = [module.register_forward_pre_hook(_watch(module, size, seen), with_kwargs=True) for module in modules]
+    probes = _Probes(size)
+    hooks = [module.register_forward_pre_hook(_watch(module, probes), with_kwargs=True) for module in modules]
     devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices), calls_apart(slots) as calls:
             output = forward(*args, **kwargs)
+        probes.add("the model's output", _plain_tree(output))
+        carriers = [carrier for slot in slots for carrier in slot.carriers]
+        carriers += [carrier for of_slot in calls for carrier in of_slot.made or ()]
+        everywhere = range(len(probes.tensors))
+        if not probes.mix(everywhere, carriers):
+            return
+        culprit = next(probes.names[i] for i in everywhere if probes.mix([i], carriers))
     finally:
-        for hook in hooks:
+        for hook in (*hooks, *probes.hooks):
             hook.remove()
-    seen += [("the model's output", t) for t in pytree.tree_leaves(_plain_tree(output)) if _comparable(t, size)]
-    carriers = [carrier for slot in slots for carrier in slot.carriers]
-    carriers += [carrier for of_slot in calls for carrier in of_slot.made or ()]
-    if not _mixes([tensor for _, tensor in seen], carriers, size):
-        return
-    culprit = next(name for name, tensor in seen if _mixes([tensor], carriers, size))
     raise PrivacyError(
         f"samples of a batch influence each other before {culprit}: per-sample clipping would not bound one "
         "sample's influence. Look for statistics or shuffles over the batch, inputs that are not batch first, "
@@ -44,13 +45,13 @@ def check_independence(
     )
 
 
-def _watch(module: nn.Module, size: int, seen: list[tuple[str, Tensor]]) -> Callable[..., None]:
+def _watch(module: nn.Module, probes: "_Probes") -> Callable[..., None]:
     site = site_of(module)
     assert site is not None
     name = f"layer '{site.name}'"
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.extend((name, t) for t in pytree.tree_leaves((args, kwargs)) if _comparable(t, size))
+        probes.add(name, (args, kwargs))
 
     return hook
 
@@ -60,35 +61,62 @@ def _plain_tree(output: Any) -> Any:
     return tuple(output.values()) if isinstance(output, dict) else output
 
 
-def _comparable(value: Any, size: int) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and value.dim() > 0 and value.shape[0] % size == 0
+class _Probes:
+    """Tensors of a forward, with a hook on each that adds a probe's gradient as a backward comes by.
 
-
-def _mixes(tensors: Sequence[Tensor], carriers: Sequence[Tensor], size: int) -> bool:
-    """Whether results of some samples have a gradient at the carriers of others.
-
-    The batch is split in two by each bit of the samples' numbers, so that any two samples are on different sides once.
+    The gradients are made one at a time: those of all tensors together would need as much memory as all of them.
     """
-    sample = torch.arange(size, device=carriers[0].device)
-    rows = [tensor.unflatten(0, (size, -1)) for tensor in tensors]
-    for bit in range((size - 1).bit_length()):
-        for side in (0, 1):
-            mine = (sample >> bit) % 2 == side
-            total = sum(_probe(row[mine]) for row in rows)
-            if not isinstance(total, Tensor) or not total.requires_grad:
-                return False
-            grads = torch.autograd.grad(total, carriers, retain_graph=True, allow_unused=True)
-            if any(g is not None and _nonzero(g[~mine]) for g in grads):
-                return True
-    return False
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.names: list[str] = []
+        self.tensors: list[Tensor] = []
+        self.hooks: list[Any] = []
+        self._at: Collection[int] = ()  # the probes in use
+        self._mine: Tensor | None = None  # the samples that they look at
+
+    def add(self, name: str, tree: Any) -> None:
+        for tensor in pytree.tree_leaves(tree):
+            if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dim() > 0:
+                if tensor.shape[0] % self._size == 0:
+                    self.hooks.append(tensor.register_hook(self._hook(len(self.tensors), tensor.detach())))
+                    self.names.append(name)
+                    self.tensors.append(tensor)
+
+    def _hook(self, number: int, values: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda gradient: gradient + self._gradient(values) if number in self._at else gradient
+
+    def _gradient(self, values: Tensor) -> Tensor:
+        """Of a weighted sum over the samples looked at, with unequal weights, so that no symmetry (a softmax sums to
+        one) hides a dependence. A broken sample's nans have no weight."""
+        assert self._mine is not None
+        weights = torch.linspace(0.5, 1.5, values.numel(), device=values.device).cos().view_as(values)
+        rows = self._mine.repeat_interleave(values.shape[0] // self._size).view(-1, *[1] * (values.dim() - 1))
+        return torch.where(rows & ~values.isnan(), weights, 0.0).to(values.dtype)
+
+    def mix(self, at: Collection[int], carriers: Sequence[Tensor]) -> bool:
+        """Whether results of some samples have a gradient at the carriers of others, at the probes with these numbers.
+
+        The batch is split in two by each bit of the samples' numbers, so that any two samples are on different sides
+        once.
+        """
+        self._at = at
+        tensors = [self.tensors[i] for i in at]
+        if not tensors:
+            return False
+        nothing = [tensor.new_zeros(()).expand_as(tensor) for tensor in tensors]  # brings the backward to each probe
+        sample = torch.arange(self._size, device=carriers[0].device)
+        for bit in range((self._size - 1).bit_length()):
+            for side in (0, 1):
+                self._mine = (sample >> bit) % 2 == side
+                found = torch.autograd.grad(tensors, carriers, nothing, retain_graph=True, allow_unused=True)
+                mixed = any(g is not None and _nonzero(g[~self._mine]) for g in found)
+                del found
+                if mixed:
+                    return True
+        return False
 
 
 def _nonzero(gradient: Tensor) -> bool:
     # A broken sample (inf, nan) gives 0 * inf = nan, which is no evidence of mixing.
     return bool((gradient.nan_to_num(0.0) != 0).any())
-
-
-def _probe(values: Tensor) -> Tensor:
-    """A weighted sum with unequal weights, so that no symmetry (a softmax sums to one) hides a dependence."""
-    weights = torch.linspace(0.5, 1.5, values.numel(), device=values.device, dtype=torch.float64)
-    return (values.double() * weights.view_as(values).cos()).nansum()

@@ -1,6 +1,8 @@
 """Once per logical step: weights in, the subspace and masks of every slot out. Reads weights, never data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ from lsg.methods import Method
 from lsg.subspace.decompose import gaussian
 from lsg.subspace.importance import top_indices
 from lsg.subspace.stack import Stack
+
+
+_MOST_STREAMS = 4  # the matrix library keeps a workspace of some 32 MiB for each
 
 
 class Refresh:
@@ -46,10 +51,12 @@ class Refresh:
         return bool(self._stacks)
 
     @torch.no_grad()
-    def _run(self, sparsity: float) -> None:
+    def _run(self, sparsity: float, streams: Sequence[torch.cuda.Stream] = ()) -> None:
         with torch.autocast(self._generator.device.type, enabled=False):  # a forward under autocast may ask for this
-            for stack in self._stacks:
-                stack.refresh(self._method, sparsity, self._generator)
+            with _side_by_side(streams) as places:
+                for stack, place in zip(self._stacks, places, strict=False):
+                    with place:
+                        stack.refresh(self._method, sparsity, self._generator)
             for slot in self._slots:
                 if slot.maskable:
                     slot.elements_kept = _kept_elements(slot, self._method, sparsity, self._generator)
@@ -60,15 +67,29 @@ class Refresh:
         graph.register_generator_state(self._generator)
         before = self._generator.get_state()
         aside = torch.cuda.Stream()
+        streams = [torch.cuda.Stream() for _ in self._stacks[:_MOST_STREAMS]]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            self._run(sparsity)  # libraries set up their workspaces for the stream that is recorded
+            self._run(sparsity, streams)  # libraries set up their workspaces for the streams that are recorded
         torch.cuda.current_stream().wait_stream(aside)
         with torch.cuda.graph(graph, stream=aside):
-            self._run(sparsity)
+            self._run(sparsity, streams)
         self._generator.set_state(before)  # as if nothing had been drawn yet: the same subspaces as without recording
         graph.replay()
         self._graph = graph
+
+
+@contextmanager
+def _side_by_side(streams: Sequence[torch.cuda.Stream]) -> Iterator[Iterator[AbstractContextManager[Any]]]:
+    """Places to work at: the streams in turn, for work that does not depend on each other; here where there are none.
+
+    A stack's refresh is a chain of small kernels, which leave most of the chip to other stacks'.
+    """
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    yield cycle([torch.cuda.stream(stream) for stream in streams] or [nullcontext()])
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
