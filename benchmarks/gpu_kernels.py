@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, SparseDPSGD
 from lsg.clipping import Clipper
-from lsg.layers import exact, outer, outer_kernel, ragged_kernel
+from lsg.layers import exact, norm_kernel, outer, outer_kernel, ragged_kernel
 from lsg.layers.outer import OuterProducts
 from lsg.layers.slot import Layout, Slot
 from lsg.methods import Method
@@ -43,6 +43,7 @@ def main() -> int:
     check_broken()
     check_cancelling()
     check_matrices()
+    check_norms()
     report("settings put back", 0.0 if torch.get_float32_matmul_precision() == "high" else 1.0, 0.5)
     torch.set_float32_matmul_precision("highest")
     print(f"[{time.perf_counter() - start:.1f} s]", flush=True)
@@ -92,6 +93,24 @@ def check_products(dtype: torch.dtype, m: int, n: int, lengths: tuple[int, ...],
     label = f"{str(dtype)[6:]} {m}x{n} T={','.join(map(str, lengths))}{' masked' if masked else ''}"
     report(f"norms {label}", norm_error, 1e-6, f", lowest {under:.1e}")
     report(f"sums  {label}", sum_error, 3e-6)
+
+
+def check_norms() -> None:
+    """Per-sample gradients of a layer norm's scale and shift against float64; then the time of one of the encoder's."""
+    for dtype in (BF16, FP32):
+        for tokens, width in ((1, 768), (20, 768), (33, 100), (128, 3072)):
+            x, g = (torch.randn(9, tokens, width, device="cuda").to(dtype) for _ in range(2))
+            _, mean, rstd = torch.native_layer_norm(x.float(), (width,), None, None, 1e-5)
+            found = norm_kernel.scale_and_shift_gradients(x, g, mean[..., 0], rstd[..., 0])
+            normalised = (x.double() - mean.double()) * rstd.double()
+            wanted = ((g.double() * normalised).sum(1), g.double().sum(1))
+            error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
+            report(f"layer norm {str(dtype)[6:]} {tokens}x{width}", error, 1e-6)
+    x, g = (torch.randn(128, 128, 768, device="cuda") for _ in range(2))
+    _, mean, rstd = torch.native_layer_norm(x, (768,), None, None, 1e-5)
+    kernel = milliseconds(lambda: norm_kernel.scale_and_shift_gradients(x, g, mean[..., 0], rstd[..., 0]))
+    plain = milliseconds(lambda: ((g * ((x - mean) * rstd)).sum(1), g.sum(1)))
+    print(f"us, layer norm float32 128x128x768: kernel {1e3 * kernel:.0f}, plain {1e3 * plain:.0f}", flush=True)
 
 
 def check_broken() -> None:

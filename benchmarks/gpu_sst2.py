@@ -2,13 +2,15 @@
 
     python benchmarks/gpu_sst2.py MODEL SST2 OUTPUT SECONDS
 
-Tuning holds out VALIDATION records of the training set, trains TUNING_EPOCHS epochs of TUNING_RECORDS others with the
-noise of the whole run at epsilon 3.3, and takes for each method the learning rate that is best with the smallest clip,
-then the clip that is best with that learning rate. It leaves OUTPUT/tuning and OUTPUT/tuned.json; the cells go to
+Tuning holds out VALIDATION records of the training set and trains TUNING_EPOCHS epochs of TUNING_RECORDS others with
+the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. Of the settings within one
+standard error of the best accuracy, which it cannot tell apart, it takes the one with the lowest training loss in the
+last epoch: too large a rate shows there first. It leaves OUTPUT/tuning and OUTPUT/tuned.json; the cells go to
 OUTPUT/cells, most wanted first. Start it again to go on.
 """
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from typing import Any
 from gpu_cells import Lease
 
 from lsg.accounting import calibrate_noise
-from lsg.experiments.config import METHODS, RunConfig
+from lsg.experiments.config import RunConfig
+from lsg.experiments.run import RunResult
 from lsg.experiments.scales import Workload, scale
 from lsg.experiments.store import cell_name
 
@@ -27,41 +30,43 @@ VALIDATION, TUNING_RECORDS, TUNING_EPOCHS, RECORDS = 5000, 20_000, 5, 67_349
 
 
 def tune(lease: Lease, config: RunConfig, noise_multiplier: float) -> dict[str, Any] | None:
-    """-> the fields that are best for the configuration's method; None where time ran out."""
-
-    def score(**fields: Any) -> float | None:
-        noise = None if config.method == "non-private" else noise_multiplier
-        plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION}
-        plan |= {"train_limit": TUNING_RECORDS, "epochs": TUNING_EPOCHS}
-        name = "-".join([config.method, *(f"{key.replace('_', '-')}-{value:g}" for key, value in fields.items())])
-        result = lease.run(name, replace(config, **plan, **fields))
-        return None if result is None else result.score
-
-    def best(choices: list[dict[str, Any]]) -> dict[str, Any] | None:
-        scores = [score(**choice) for choice in choices]
-        known = [(s, choice) for s, choice in zip(scores, choices, strict=True) if s is not None]
-        return max(known, key=lambda pair: pair[0])[1] if len(known) == len(choices) else None
-
+    """-> the fields to take for the configuration's method; None where time ran out."""
+    noise = None if config.method == "non-private" else noise_multiplier
+    plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION}
+    plan |= {"train_limit": TUNING_RECORDS, "epochs": TUNING_EPOCHS}
+    choices: list[dict[str, Any]] = [{"lr": lr, "max_grad_norm": clip} for lr in LRS for clip in CLIPS]
     if config.method == "non-private":
-        return best([{"lr": lr} for lr in NON_PRIVATE_LRS])
-    chosen = best([{"lr": lr, "max_grad_norm": CLIPS[0]} for lr in LRS])
-    return None if chosen is None else best([{"lr": chosen["lr"], "max_grad_norm": clip} for clip in CLIPS])
+        choices = [{"lr": lr} for lr in NON_PRIVATE_LRS]
+    results = []
+    for fields in choices:
+        name = "-".join([config.method, *(f"{key.replace('_', '-')}-{value:g}" for key, value in fields.items())])
+        results.append((lease.run(name, replace(config, **plan, **fields)), fields))
+    known = [(result, fields) for result, fields in results if result is not None]
+    return take(known) if len(known) == len(choices) else None
 
 
-def wanted(workload: Workload) -> list[RunConfig]:
+def take(known: list[tuple[RunResult, dict[str, Any]]]) -> dict[str, Any]:
+    """Of the results within one standard error of the best score the one with the lowest loss: its fields."""
+    best = max(result.score for result, _ in known)
+    error = math.sqrt(best * (1 - best) / VALIDATION)
+    near = [pair for pair in known if pair[0].score >= best - error]
+    return min(near, key=lambda pair: pair[0].history[-1]["loss"])[1]
+
+
+def wanted(workload: Workload) -> list[list[RunConfig]]:
     """The cells, in the order of their worth: a lease that ends early has the most telling ones."""
     low, high = sorted(workload.epsilons)
 
-    def pair(epsilon: float, seed: int) -> list[RunConfig]:
-        return [replace(workload.config(method, epsilon=epsilon), seed=seed) for method in ("lsg", "rgp")]
+    def seeds(method: str, epsilon: float) -> list[RunConfig]:
+        return [replace(workload.config(method, epsilon=epsilon), seed=seed) for seed in range(3)]
 
     def full_rank(epsilon: float) -> list[RunConfig]:
         return [workload.config(method, epsilon=epsilon) for method in ("dpsgd", "sparse-dpsgd")]
 
-    random, factor, direct = (workload.config("lsg", importance=kind) for kind in ("random", "factor", "direct"))
-    cells = [*pair(high, 0), workload.config("non-private"), *pair(low, 0), *pair(high, 1), *pair(high, 2)]
-    cells += [*full_rank(high), random, *pair(low, 1), *pair(low, 2), factor, direct, *full_rank(low)]
-    return [*cells, workload.config("sparse-dpsgd", importance="random")]
+    low_rank = [cell for epsilon in (high, low) for method in ("lsg", "rgp") for cell in seeds(method, epsilon)]
+    variants = [workload.config("lsg", importance=kind) for kind in ("random", "factor", "direct")]
+    rest = [*variants, *full_rank(low), workload.config("sparse-dpsgd", importance="random")]
+    return [[*low_rank, workload.config("non-private")], full_rank(high), rest]
 
 
 def main(model: str, data: str, output: Path, seconds: float) -> None:
@@ -76,16 +81,18 @@ def main(model: str, data: str, output: Path, seconds: float) -> None:
     )
     lease = Lease(output / "tuning", seconds, RECORDS)
     tuned: dict[str, Any] = {}
-    for method in METHODS:
-        found = tune(lease, replace(workload, tuned={}).config(method), noise)
-        if found is not None:
-            tuned[method] = found
-            print(f"tuned {method}: {found}", flush=True)
-    (output / "tuned.json").write_text(json.dumps(tuned, indent=1) + "\n")
-    lease.store = output / "cells"
-    for config in wanted(replace(workload, tuned=tuned)):
-        if config.method in tuned:
-            lease.run(cell_name(config), config)
+    for part in wanted(workload):
+        for method in dict.fromkeys(config.method for config in part if config.method not in tuned):
+            lease.store = output / "tuning"
+            found = tune(lease, replace(workload, tuned={}).config(method), noise)
+            if found is not None:
+                tuned[method] = found
+                print(f"tuned {method}: {found}", flush=True)
+        (output / "tuned.json").write_text(json.dumps(tuned, indent=1) + "\n")
+        lease.store = output / "cells"
+        for config in part:
+            if config.method in tuned:
+                lease.run(cell_name(config), replace(config, **tuned[config.method]))
 
 
 if __name__ == "__main__":

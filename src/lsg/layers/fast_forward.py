@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from lsg.errors import PrivacyError
 from lsg.layers.graphed import GraphedForward, Tape
 from lsg.layers.host_constants import without_host_constants
+from lsg.layers.idle_masks import without_idle_masks
 from lsg.layers.site import nothing, swap_in, swap_out
 from lsg.layers.slot import Recordable
 
@@ -27,7 +28,7 @@ class FastForward:
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
         self.plain = swap_in(model, "forward", _forward)
-        run: Callable[..., Any] = torch.compile(_of_its_own(self.plain)) if compiled else self.plain
+        run: Callable[..., Any] = _compiled(self.plain) if compiled else self.plain
         if tape is not None and not compiled:  # a compiler makes constants by itself
             run = without_host_constants(run)
         self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
@@ -73,6 +74,16 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 _forward.__name__ = "forward"
 _numbers = itertools.count()
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(_of_its_own(forward))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_idle_masks():
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:

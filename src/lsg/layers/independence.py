@@ -77,11 +77,15 @@ class _Probes:
 
     def add(self, name: str, tree: Any) -> None:
         for tensor in pytree.tree_leaves(tree):
-            if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dim() > 0:
-                if tensor.shape[0] % self._size == 0:
-                    self.hooks.append(tensor.register_hook(self._hook(len(self.tensors), tensor.detach())))
-                    self.names.append(name)
-                    self.tensors.append(tensor)
+            if self._comparable(tensor):
+                self.hooks.append(tensor.register_hook(self._hook(len(self.tensors), tensor.detach())))
+                self.names.append(name)
+                self.tensors.append(tensor)
+
+    def _comparable(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor) and value.requires_grad and value.dim() > 0 and value.shape[0] % self._size == 0
+        )
 
     def _hook(self, number: int, values: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda gradient: gradient + self._gradient(values) if number in self._at else gradient

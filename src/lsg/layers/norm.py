@@ -4,12 +4,14 @@ All three are y = normalised(x) * scale + shift, so a sample's gradients are sum
 the positions that share a parameter. RMS norms go through the vmap fallback, which does just that for them.
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.layers import norm_kernel
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
@@ -49,9 +51,21 @@ class _LayerNorm(torch.autograd.Function):
         if needs[0]:
             only_x = [True, False, False]
             d_x = torch.ops.aten.native_layer_norm_backward(g, x, ctx.shape, mean, rstd, weight, bias, only_x)[0]
-        d_weight = _sum_positions(g * ((x - mean) * rstd), ctx.shape) if needs[5] else None
-        d_bias = _sum_positions(g, ctx.shape) if needs[6] else None
+        d_weight: Tensor | None
+        d_bias: Tensor | None
+        if needs[5] and needs[6] and norm_kernel.pays(x):
+            d_weight, d_bias = _by_kernel(x, g, mean, rstd, ctx.shape)
+        else:
+            d_weight = _sum_positions(g * ((x - mean) * rstd), ctx.shape) if needs[5] else None
+            d_bias = _sum_positions(g, ctx.shape) if needs[6] else None
         return d_x, None, None, None, None, d_weight, d_bias
+
+
+def _by_kernel(x: Tensor, g: Tensor, mean: Tensor, rstd: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    batch, width = x.shape[0], math.prod(shape)
+    flat = (t.reshape(batch, -1, width) for t in (x, g))
+    found = norm_kernel.scale_and_shift_gradients(*flat, *(t.reshape(batch, -1).float() for t in (mean, rstd)))
+    return found[0].view(batch, *shape), found[1].view(batch, *shape)
 
 
 def _sum_positions(values: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -14,7 +14,6 @@ from lsg.subspace.decompose import gaussian
 from lsg.subspace.importance import top_indices
 from lsg.subspace.stack import Stack
 
-
 _MOST_STREAMS = 4  # the matrix library keeps a workspace of some 32 MiB for each
 
 
