@@ -4,7 +4,7 @@
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
 preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
-of its method. Of each cell its result.json alone is kept.
+of its method, or of the slowest method so far. Of each cell its result.json alone is kept.
 """
 
 import gc
@@ -35,11 +35,15 @@ class Lease:
         folder = self.store / name
         file, samples = folder / "result.json", config.epochs * (config.train_limit or self._records)
         if file.exists():
-            return runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
+            earlier = runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
+            if (earlier.config.lr, earlier.config.max_grad_norm) == (config.lr, config.max_grad_norm):
+                return earlier
         began = time.perf_counter()
-        if began - self._start + self._pace.get(config.method, 0.0) * samples > self._limit:
+        pace = self._pace.get(config.method, max(self._pace.values(), default=0.0))
+        if began - self._start + pace * samples > self._limit:
             print(f"no time left for {name}", flush=True)
             return None
+        shutil.rmtree(folder, ignore_errors=True)  # cut off, or tuned otherwise since
         try:
             result = runs.run(config, folder)
         except Exception:  # the other cells go on

@@ -3,14 +3,13 @@
     python benchmarks/gpu_sst2.py MODEL SST2 OUTPUT SECONDS
 
 Tuning holds out VALIDATION records of the training set and trains TUNING_EPOCHS epochs of TUNING_RECORDS others with
-the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. Of the settings within one
-standard error of the best accuracy, which it cannot tell apart, it takes the one with the lowest training loss in the
-last epoch: too large a rate shows there first. It leaves OUTPUT/tuning and OUTPUT/tuned.json; the cells go to
-OUTPUT/cells, most wanted first. Start it again to go on.
+the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. The FINALISTS best train
+FINAL_EPOCHS epochs (too large a rate does well at first), and the best of those is taken. It leaves OUTPUT/tuning and
+OUTPUT/tuned.json; the cells go to OUTPUT/cells, most wanted first. Start it again to go on; methods that tuned.json
+names are not tuned again.
 """
 
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,37 +19,37 @@ from gpu_cells import Lease
 
 from lsg.accounting import calibrate_noise
 from lsg.experiments.config import RunConfig
-from lsg.experiments.run import RunResult
 from lsg.experiments.scales import Workload, scale
 from lsg.experiments.store import cell_name
 
 LRS, CLIPS = (3e-4, 1e-3, 3e-3), (0.1, 1.0)
 NON_PRIVATE_LRS = (2e-5, 5e-5, 1e-4)
-VALIDATION, TUNING_RECORDS, TUNING_EPOCHS, RECORDS = 5000, 20_000, 5, 67_349
+VALIDATION, TUNING_RECORDS, RECORDS = 5000, 20_000, 67_349
+TUNING_EPOCHS, FINALISTS, FINAL_EPOCHS = 5, 3, 10
 
 
 def tune(lease: Lease, config: RunConfig, noise_multiplier: float) -> dict[str, Any] | None:
     """-> the fields to take for the configuration's method; None where time ran out."""
     noise = None if config.method == "non-private" else noise_multiplier
-    plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION}
-    plan |= {"train_limit": TUNING_RECORDS, "epochs": TUNING_EPOCHS}
+    plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION, "train_limit": TUNING_RECORDS}
+
+    def ranked(choices: list[dict[str, Any]], epochs: int) -> list[dict[str, Any]]:
+        """Best first; nothing where time ran out."""
+        results = []
+        for fields in choices:
+            name = "-".join([config.method, *(f"{key.replace('_', '-')}-{value:g}" for key, value in fields.items())])
+            folder = name if epochs == TUNING_EPOCHS else f"{name}-epochs-{epochs}"
+            result = lease.run(folder, replace(config, **plan, epochs=epochs, **fields))
+            if result is None:
+                return []
+            results.append((result.score, fields))
+        return [fields for _, fields in sorted(results, key=lambda pair: -pair[0])]
+
     choices: list[dict[str, Any]] = [{"lr": lr, "max_grad_norm": clip} for lr in LRS for clip in CLIPS]
     if config.method == "non-private":
         choices = [{"lr": lr} for lr in NON_PRIVATE_LRS]
-    results = []
-    for fields in choices:
-        name = "-".join([config.method, *(f"{key.replace('_', '-')}-{value:g}" for key, value in fields.items())])
-        results.append((lease.run(name, replace(config, **plan, **fields)), fields))
-    known = [(result, fields) for result, fields in results if result is not None]
-    return take(known) if len(known) == len(choices) else None
-
-
-def take(known: list[tuple[RunResult, dict[str, Any]]]) -> dict[str, Any]:
-    """Of the results within one standard error of the best score the one with the lowest loss: its fields."""
-    best = max(result.score for result, _ in known)
-    error = math.sqrt(best * (1 - best) / VALIDATION)
-    near = [pair for pair in known if pair[0].score >= best - error]
-    return min(near, key=lambda pair: pair[0].history[-1]["loss"])[1]
+    found = ranked(ranked(choices, TUNING_EPOCHS)[:FINALISTS], FINAL_EPOCHS)
+    return found[0] if found else None
 
 
 def wanted(workload: Workload) -> list[list[RunConfig]]:
@@ -80,7 +79,8 @@ def main(model: str, data: str, output: Path, seconds: float) -> None:
         steps=plan.epochs * (RECORDS // plan.batch_size + 1),
     )
     lease = Lease(output / "tuning", seconds, RECORDS)
-    tuned: dict[str, Any] = {}
+    file = output / "tuned.json"
+    tuned: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for part in wanted(workload):
         for method in dict.fromkeys(config.method for config in part if config.method not in tuned):
             lease.store = output / "tuning"
@@ -88,7 +88,7 @@ def main(model: str, data: str, output: Path, seconds: float) -> None:
             if found is not None:
                 tuned[method] = found
                 print(f"tuned {method}: {found}", flush=True)
-        (output / "tuned.json").write_text(json.dumps(tuned, indent=1) + "\n")
+        file.write_text(json.dumps(tuned, indent=1) + "\n")
         lease.store = output / "cells"
         for config in part:
             if config.method in tuned:

@@ -1,0 +1,60 @@
+"""Benches of `lsg bench` on a leased GPU, where time is short: they compile side by side and are timed one by one.
+
+    python benchmarks/gpu_bench.py OUTPUT ROUNDS SECONDS PRESET:PRECISION:CONTENDERS...
+
+Each bench has a process of its own. None times its contenders before all are ready (or SECONDS are over), and only one
+does at a time. The time of first steps, which compile, is not to be trusted then.
+"""
+
+import fcntl
+import importlib
+import inspect
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lsg.bench.timing import Timing
+from lsg.bench.timing import measure as measure_at_once
+
+
+def main(output: Path, rounds: str, seconds: str, benches: list[str]) -> int:
+    output.mkdir(parents=True, exist_ok=True)
+    deadline = str(time.time() + float(seconds))
+    start = [sys.executable, __file__, "--one", str(output), rounds, deadline, str(len(benches))]
+    running = [subprocess.Popen([*start, bench]) for bench in benches]
+    return max([process.wait() for process in running])
+
+
+def one(output: Path, rounds: int, deadline: float, count: int, bench: str) -> None:
+    name, precision, only = bench.split(":")
+
+    def measure(builders: dict[str, Any], *, report: Callable[[str], None], **options: Any) -> list[Timing]:
+        steps = iter(builders)
+        turn = (output / "turn").open("w")
+
+        def wait(line: str) -> None:
+            report(f"{name} {precision}: {line}")
+            if not line.startswith("round") and next(steps) == list(builders)[-1]:
+                (output / f"{name}-{precision}.ready").touch()
+                while len(list(output.glob("*.ready"))) < count and time.time() < deadline:
+                    time.sleep(0.1)
+                fcntl.flock(turn, fcntl.LOCK_EX)
+
+        with turn:  # closing it is the next one's turn
+            return measure_at_once(builders, report=wait, **options)
+
+    command: Any = importlib.import_module("lsg.cli.bench")
+    command.measure = measure
+    inspect.unwrap(command.bench)(
+        name=name, precision=precision, device="", rounds=rounds, only=only, sweep="", output=output
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--one":
+        one(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+    else:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
