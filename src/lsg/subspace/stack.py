@@ -36,7 +36,7 @@ class Stack:
         else:
             self._kept = self._important(method, sparsity, matrices, generator)
         kept_left, kept_right = (self._records(units) for units in self._kept)
-        parts = zip(self.slots, left.unbind(), right.unbind(), kept_left, kept_right, strict=True)
+        parts = zip(self.slots, _apart(left), _apart(right), kept_left, kept_right, strict=True)
         for slot, slot_left, slot_right, on_left, on_right in parts:
             slot.subspace = Subspace(slot_left, slot_right, on_left, on_right, self.layout.transposed)
 
@@ -61,7 +61,7 @@ class Stack:
         if units is None:
             return [None] * len(self.slots)
         indices, place = units
-        return [Kept(i, p) for i, p in zip(indices.unbind(), place.to(torch.int32).unbind(), strict=True)]
+        return [Kept(i, p) for i, p in zip(_apart(indices), _apart(place.to(torch.int32)), strict=True)]
 
     @property
     def dimensions(self) -> int:
@@ -84,6 +84,11 @@ class Stack:
                 flat = gradient.flatten()
                 gradient = torch.zeros_like(flat).index_copy(0, slot.lifted_kept, flat[slot.lifted_kept])
             yield slot, gradient.view(slot.value.shape)
+
+
+def _apart(stack: Tensor) -> list[Tensor]:
+    """The entries of a stack, each starting where 16 bytes can be loaded at once, as compiled code takes for granted."""
+    return [t if t.storage_offset() * t.element_size() % 16 == 0 else t.clone() for t in stack.unbind()]
 
 
 def make_stacks(slots: Iterable[Slot]) -> list[Stack]:
