@@ -87,7 +87,7 @@ class Stack:
 
 
 def _apart(stack: Tensor) -> list[Tensor]:
-    """The entries of a stack, each starting where 16 bytes can be loaded at once, as compiled code takes for granted."""
+    """The entries of a stack, each at a multiple of 16 bytes, which compiled code may take for granted."""
     return [t if t.storage_offset() * t.element_size() % 16 == 0 else t.clone() for t in stack.unbind()]
 
 
