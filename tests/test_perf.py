@@ -1,6 +1,7 @@
 """Fast paths compute the same numbers: compiled and padded runs against plain ones."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from lsg import LSG, ConfigurationError, PerfConfig, PrivacyEngine, PrivacyError
+from lsg.bench.contenders import Setting, private
+from lsg.bench.presets import Preset, workload
 from lsg.perf import padded_size
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
@@ -84,6 +87,24 @@ def test_a_compiled_forward_has_no_graph_breaks() -> None:
     counters.clear()
     train(PerfConfig(compile=True))
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "wrn"])
+def test_a_benchs_model_is_compiled_as_one_graph(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    width = 1 if kind == "wrn" else 128
+    preset = Preset("small", kind, width, layers=1, tokens=8, micro_batch=3, micro_batches=2, feed_forward=64)
+    setting = Setting(preset, workload(preset, torch.device("cpu")), torch.device("cpu"), precision)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    step = private(setting, LSG(rank=2, sparsity=0.5), PerfConfig(compile=True))
+    for _ in range(2):
+        step()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 class LossInside(nn.Module):

@@ -32,4 +32,4 @@ class LastCast:
 def can_share(x: Tensor) -> bool:
     """Only what this forward has computed: an input of the model may be the same object in a later recording, which
     must do its own cast. A compiler does as it likes, and vmap wraps tensors."""
-    return x.grad_fn is not None and untransformed()
+    return untransformed() and x.grad_fn is not None  # in this order: to ask for it ends a compiled graph
