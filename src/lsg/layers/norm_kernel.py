@@ -18,8 +18,8 @@ if AVAILABLE:
     ):
         sample = tl.program_id(0).to(tl.int64)
         entries = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-        scale = tl.zeros((BLOCK_D,), dtype=tl.float32)
-        shift = tl.zeros((BLOCK_D,), dtype=tl.float32)
+        scale = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)
+        shift = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)
         for start in range(0, T, BLOCK_T):
             tokens = start + tl.arange(0, BLOCK_T)
             inside = (tokens[:, None] < T) & (entries[None, :] < D)
@@ -28,13 +28,13 @@ if AVAILABLE:
             x_tile = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
             means = tl.load(mean + sample * T + tokens, mask=tokens < T, other=0.0)
             factors = tl.load(rstd + sample * T + tokens, mask=tokens < T, other=0.0)
-            scale += tl.sum(g_tile * ((x_tile - means[:, None]) * factors[:, None]), axis=0)
-            shift += tl.sum(g_tile, axis=0)
-        tl.store(scale_out + sample * D + entries, scale, mask=entries < D)
-        tl.store(shift_out + sample * D + entries, shift, mask=entries < D)
+            scale += g_tile * ((x_tile - means[:, None]) * factors[:, None])
+            shift += g_tile
+        tl.store(scale_out + sample * D + entries, tl.sum(scale, axis=0), mask=entries < D)
+        tl.store(shift_out + sample * D + entries, tl.sum(shift, axis=0), mask=entries < D)
 
 
-_BLOCK_D, _LARGEST_BLOCK_T = 128, 32
+_BLOCK_D, _LARGEST_BLOCK_T = 128, 16
 
 
 def pays(x: Tensor) -> bool:
