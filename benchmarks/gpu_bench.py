@@ -22,6 +22,8 @@ from lsg.bench.timing import measure as measure_at_once
 
 def main(output: Path, rounds: str, seconds: str, benches: list[str]) -> int:
     output.mkdir(parents=True, exist_ok=True)
+    for old in output.glob("*.ready"):
+        old.unlink()
     deadline = str(time.time() + float(seconds))
     start = [sys.executable, __file__, "--one", str(output), rounds, deadline, str(len(benches))]
     running = [subprocess.Popen([*start, bench]) for bench in benches]

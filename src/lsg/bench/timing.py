@@ -99,7 +99,8 @@ def _peak(step: Step, device: torch.device, before: tuple[int, int]) -> tuple[in
     """The same at the peak of a step, less what was there before the contender. Its weights and optimizer state count.
 
     Tensors alone are what a step needs at least; between them the device's memory has gaps, which tensors may fill but
-    graphs, once recorded, may not. So graphs count with their gaps on both sides.
+    graphs, once recorded, may not. So graphs count with their gaps on both sides. What was taken from the device comes
+    out low where a contender finds room in gaps that earlier ones left.
     """
     if device.type != "cuda":
         return None, None  # a process has one peak, which contenders share

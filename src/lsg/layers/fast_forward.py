@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from lsg.errors import PrivacyError
 from lsg.layers.graphed import GraphedForward, Tape
 from lsg.layers.host_constants import without_host_constants
-from lsg.layers.idle_masks import without_idle_masks
+from lsg.layers.needless_masks import without_needless_masks
 from lsg.layers.site import nothing, swap_in, swap_out
 from lsg.layers.slot import Recordable
 
@@ -80,7 +80,7 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(_of_its_own(forward))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with without_idle_masks():
+        with without_needless_masks():
             return compiled(*args, **kwargs)
 
     return run

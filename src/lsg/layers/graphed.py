@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.calls import Call, Calls
-from lsg.layers.idle_masks import without_idle_masks
+from lsg.layers.needless_masks import without_needless_masks
 from lsg.layers.site import fixed_signature
 from lsg.layers.slot import Recordable, calls_apart
 
@@ -183,7 +183,7 @@ class _Recording:
             # New carriers: those of a loss that is still held belong to the stream of its forward, and a recording may
             # not touch another stream.
             self._leaves = [leaf for slot in self._slots for leaf in stack.enter_context(slot.apart())]
-            stack.enter_context(without_idle_masks())
+            stack.enter_context(without_needless_masks())
             out = self._forward(*args, **kwargs)
         leaves, self._out_structure = pytree.tree_flatten(out)
         self._out_leaves = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -7,13 +7,16 @@ of its outputs stand for its own: they have a gradient wherever the weight has o
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
+from lsg.layers.calls import Calls
 from lsg.layers.site import site_of
 from lsg.layers.slot import Slot, calls_apart
 
@@ -23,26 +26,44 @@ def check_independence(
 ) -> None:
     """Raise PrivacyError, naming the first layer whose input mixes samples, if any does. `forward` is the model's."""
     probes = _Probes(size)
-    hooks = [module.register_forward_pre_hook(_watch(module, probes), with_kwargs=True) for module in modules]
-    devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices=devices), calls_apart(slots) as calls:
-            output = forward(*args, **kwargs)
-        probes.add("the model's output", _plain_tree(output))
+        calls = _probed(forward, modules, slots, probes, args, kwargs)
         carriers = [carrier for slot in slots for carrier in slot.carriers]
         carriers += [carrier for of_slot in calls for carrier in of_slot.made or ()]
-        everywhere = range(len(probes.tensors))
+        everywhere = range(len(probes.places))
         if not probes.mix(everywhere, carriers):
             return
-        culprit = next(probes.names[i] for i in everywhere if probes.mix([i], carriers))
+        culprit = next(probes.places[i].name for i in everywhere if probes.mix([i], carriers))
     finally:
-        for hook in (*hooks, *probes.hooks):
-            hook.remove()
+        probes.remove()
     raise PrivacyError(
         f"samples of a batch influence each other before {culprit}: per-sample clipping would not bound one "
         "sample's influence. Look for statistics or shuffles over the batch, inputs that are not batch first, "
         "or a layer that mixes samples, and remove it"
     )
+
+
+def _probed(
+    forward: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    slots: Sequence[Slot],
+    probes: "_Probes",
+    args: Any,
+    kwargs: Any,
+) -> list[Calls]:
+    """One forward with a probe at every layer's inputs and at the outputs; the calls that it made of each slot."""
+    hooks = [module.register_forward_pre_hook(_watch(module, probes), with_kwargs=True) for module in modules]
+    devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
+    # A compiler cannot put probes into what it compiles.
+    eagerly = torch.compiler.set_stance("force_eager")
+    try:
+        with eagerly, torch.random.fork_rng(devices=devices), calls_apart(slots) as calls:
+            output = forward(*args, **kwargs)
+    finally:
+        for hook in hooks:  # before any backward, in which checkpoints run layers again
+            hook.remove()
+    probes.add("the model's output", _plain_tree(output))
+    return calls
 
 
 def _watch(module: nn.Module, probes: "_Probes") -> Callable[..., None]:
@@ -61,42 +82,62 @@ def _plain_tree(output: Any) -> Any:
     return tuple(output.values()) if isinstance(output, dict) else output
 
 
-class _Probes:
-    """Tensors of a forward, with a hook on each that adds a probe's gradient as a backward comes by.
+@dataclass(frozen=True)
+class _Place:
+    """Where a probe is: a tensor's place in autograd's graph, whatever becomes of the tensor itself, and its looks."""
 
-    The gradients are made one at a time: those of all tensors together would need as much memory as all of them.
+    name: str
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    broken: Tensor | None  # where its values are nan
+
+
+class _Probes:
+    """Places in a forward, with a hook at each that adds a probe's gradient as a backward comes by.
+
+    The gradients are made one at a time: those of all places together would need as much memory as all their tensors.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.names: list[str] = []
-        self.tensors: list[Tensor] = []
-        self.hooks: list[Any] = []
+        self.places: list[_Place] = []
+        self._hooks: list[Any] = []
         self._at: Collection[int] = ()  # the probes in use
         self._mine: Tensor | None = None  # the samples that they look at
 
     def add(self, name: str, tree: Any) -> None:
         for tensor in pytree.tree_leaves(tree):
             if self._comparable(tensor):
-                self.hooks.append(tensor.register_hook(self._hook(len(self.tensors), tensor.detach())))
-                self.names.append(name)
-                self.tensors.append(tensor)
+                broken = tensor.detach().isnan()
+                looks = (tensor.shape, tensor.dtype, tensor.device, broken if bool(broken.any()) else None)
+                self._hooks.append(tensor.register_hook(self._hook(len(self.places))))
+                self.places.append(_Place(name, get_gradient_edge(tensor), *looks))
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _comparable(self, value: Any) -> bool:
-        return (
-            isinstance(value, Tensor) and value.requires_grad and value.dim() > 0 and value.shape[0] % self._size == 0
-        )
+        if not isinstance(value, Tensor) or not value.requires_grad or value.dim() == 0:
+            return False
+        return value.shape[0] % self._size == 0
 
-    def _hook(self, number: int, values: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda gradient: gradient + self._gradient(values) if number in self._at else gradient
+    def _hook(self, number: int) -> Callable[[Tensor], Tensor]:
+        return lambda gradient: gradient + self._gradient(number) if number in self._at else gradient
 
-    def _gradient(self, values: Tensor) -> Tensor:
-        """Of a weighted sum over the samples looked at, with unequal weights, so that no symmetry (a softmax sums to
-        one) hides a dependence. A broken sample's nans have no weight."""
+    def _gradient(self, number: int) -> Tensor:
+        """Of a weighted sum over the samples looked at. No two entries and no two probes have the same weights: no
+        symmetry (a softmax sums to one, a pair to nothing) hides a dependence. A broken sample's nans have no weight.
+        """
+        place = self.places[number]
         assert self._mine is not None
-        weights = torch.linspace(0.5, 1.5, values.numel(), device=values.device).cos().view_as(values)
-        rows = self._mine.repeat_interleave(values.shape[0] // self._size).view(-1, *[1] * (values.dim() - 1))
-        return torch.where(rows & ~values.isnan(), weights, 0.0).to(values.dtype)
+        shape = place.shape
+        angles = torch.linspace(0.5, 1.5, shape.numel(), device=place.device, dtype=torch.float32) + number
+        rows = self._mine.repeat_interleave(shape[0] // self._size).view(-1, *[1] * (len(shape) - 1))
+        wanted = rows if place.broken is None else rows & ~place.broken
+        return torch.where(wanted, angles.cos().add(2.0).view(shape), 0.0).to(place.dtype)
 
     def mix(self, at: Collection[int], carriers: Sequence[Tensor]) -> bool:
         """Whether results of some samples have a gradient at the carriers of others, at the probes with these numbers.
@@ -105,15 +146,17 @@ class _Probes:
         once.
         """
         self._at = at
-        tensors = [self.tensors[i] for i in at]
-        if not tensors:
+        places = [self.places[i] for i in at]
+        if not places:
             return False
-        nothing = [tensor.new_zeros(()).expand_as(tensor) for tensor in tensors]  # brings the backward to each probe
+        # Nothing, but it brings the backward to each probe.
+        nothing = [torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape) for p in places]
+        edges = [place.edge for place in places]
         sample = torch.arange(self._size, device=carriers[0].device)
         for bit in range((self._size - 1).bit_length()):
             for side in (0, 1):
                 self._mine = (sample >> bit) % 2 == side
-                found = torch.autograd.grad(tensors, carriers, nothing, retain_graph=True, allow_unused=True)
+                found = torch.autograd.grad(edges, carriers, nothing, retain_graph=True, allow_unused=True)
                 mixed = any(g is not None and _nonzero(g[~self._mine]) for g in found)
                 del found
                 if mixed:

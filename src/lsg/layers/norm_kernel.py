@@ -38,7 +38,8 @@ _BLOCK_D, _LARGEST_BLOCK_T = 128, 16
 
 
 def pays(x: Tensor) -> bool:
-    return AVAILABLE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and untransformed()
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return AVAILABLE and x.is_cuda and x.numel() > 0 and x.dtype in dtypes and untransformed()
 
 
 def scale_and_shift_gradients(x: Tensor, g: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,8 @@ def scale_and_shift_gradients(x: Tensor, g: Tensor, mean: Tensor, rstd: Tensor) 
     x, g, mean, rstd = (t.contiguous() for t in (x, g, mean, rstd))
     scale, shift = (torch.empty(batch, width, dtype=torch.float32, device=x.device) for _ in range(2))
     block_t = min(_LARGEST_BLOCK_T, triton.next_power_of_2(tokens))
-    _scale_and_shift[(batch, triton.cdiv(width, _BLOCK_D))](
-        x, g, mean, rstd, scale, shift, tokens, width, BLOCK_T=block_t, BLOCK_D=_BLOCK_D, num_warps=4
-    )
+    with torch.cuda.device_of(x):
+        _scale_and_shift[(batch, triton.cdiv(width, _BLOCK_D))](
+            x, g, mean, rstd, scale, shift, tokens, width, BLOCK_T=block_t, BLOCK_D=_BLOCK_D, num_warps=4
+        )
     return scale, shift

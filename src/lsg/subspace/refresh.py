@@ -33,6 +33,7 @@ class Refresh:
         self._wants_graph = cuda_graph and bool(stacks) and method.importance != "direct"
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_is_for: tuple[Any, ...] = ()
+        self._streams: list[torch.cuda.Stream] | None = None  # there are few, and libraries keep memory for each
 
     def __call__(self, step: int) -> bool:
         """Subspaces for this logical step. Returns whether they moved in memory (a replay fills the old ones)."""
@@ -65,8 +66,9 @@ class Refresh:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         before = self._generator.get_state()
-        aside = torch.cuda.Stream()
-        streams = [torch.cuda.Stream() for _ in self._stacks[:_MOST_STREAMS]]
+        if self._streams is None:
+            self._streams = [torch.cuda.Stream() for _ in range(1 + min(len(self._stacks), _MOST_STREAMS))]
+        aside, *streams = self._streams
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self._run(sparsity, streams)  # libraries set up their workspaces for the streams that are recorded
@@ -86,9 +88,11 @@ def _side_by_side(streams: Sequence[torch.cuda.Stream]) -> Iterator[Iterator[Abs
     """
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
-    yield cycle([torch.cuda.stream(stream) for stream in streams] or [nullcontext()])
-    for stream in streams:
-        torch.cuda.current_stream().wait_stream(stream)
+    try:
+        yield cycle([torch.cuda.stream(stream) for stream in streams] or [nullcontext()])
+    finally:  # a recording that leaves streams apart fails to end, which would hide what went wrong in it
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
 
 
 def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
