@@ -54,10 +54,12 @@ def _probed(
     """One forward with a probe at every layer's inputs and at the outputs; the calls that it made of each slot."""
     hooks = [module.register_forward_pre_hook(_watch(module, probes), with_kwargs=True) for module in modules]
     devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
-    # A compiler cannot put probes into what it compiles.
-    eagerly = torch.compiler.set_stance("force_eager")
     try:
-        with eagerly, torch.random.fork_rng(devices=devices), calls_apart(slots) as calls:
+        with (
+            torch.compiler.set_stance("force_eager"),  # a compiler cannot put probes into what it compiles
+            torch.random.fork_rng(devices=devices),
+            calls_apart(slots) as calls,
+        ):
             output = forward(*args, **kwargs)
     finally:
         for hook in hooks:  # before any backward, in which checkpoints run layers again
