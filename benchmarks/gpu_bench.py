@@ -27,7 +27,7 @@ def main(output: Path, rounds: str, seconds: str, benches: list[str]) -> int:
     deadline = str(time.time() + float(seconds))
     start = [sys.executable, __file__, "--one", str(output), rounds, deadline, str(len(benches))]
     running = [subprocess.Popen([*start, bench]) for bench in benches]
-    return max([process.wait() for process in running])
+    return int(any([process.wait() for process in running]))
 
 
 def one(output: Path, rounds: int, deadline: float, count: int, bench: str) -> None:

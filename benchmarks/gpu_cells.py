@@ -36,14 +36,14 @@ class Lease:
         file, samples = folder / "result.json", config.epochs * (config.train_limit or self._records)
         if file.exists():
             earlier = runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
-            if (earlier.config.lr, earlier.config.max_grad_norm) == (config.lr, config.max_grad_norm):
+            if earlier.config == config:
                 return earlier
         began = time.perf_counter()
         pace = self._pace.get(config.method, max(self._pace.values(), default=0.0))
         if began - self._start + pace * samples > self._limit:
             print(f"no time left for {name}", flush=True)
             return None
-        shutil.rmtree(folder, ignore_errors=True)  # cut off, or tuned otherwise since
+        shutil.rmtree(folder, ignore_errors=True)  # cut off, or of other settings
         try:
             result = runs.run(config, folder)
         except Exception:  # the other cells go on

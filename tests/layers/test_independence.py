@@ -1,6 +1,8 @@
 """The check that samples do not mix: what it finds, and that it needs little more memory than a training step."""
 
 import weakref
+from collections import UserDict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -125,8 +127,17 @@ class Mixing(nn.Module):
     def compiled(self, h: Tensor) -> Tensor:
         return torch.compile(self.side, backend="eager", fullgraph=True)(h)
 
+    def view_met_before_and_after_writing(self, h: Tensor) -> Tensor:
+        clean = self.first(h.detach())
+        view = clean.view_as(clean)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.last(view).float().square().mean()
+            clean -= mixed(clean) - clean  # from here on the view has it, too
+            return y + self.side(view).float().square().mean()
+
 
 WAYS = ["view_written_to", "base_written_to", "detached_later", "opposites", "checkpointed", "compiled"]
+WAYS += ["view_met_before_and_after_writing"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -161,6 +172,98 @@ def test_outputs_that_add_up_to_a_constant_hide_nothing() -> None:
     attach(model, DPSGD())
     with pytest.raises(PrivacyError, match="the model's output"):
         model(torch.randn(4, 6))
+
+
+class Gated(nn.Module):
+    """One view of a tensor is written to before a layer takes the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        values, gates = h[..., :3], h[..., 3:]
+        gates.sigmoid_()
+        return self.last(values) * gates
+
+
+class Branching(nn.Module):
+    """Needs a compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(torch.cond(x.sum() > 0, lambda h: h * 2.0, lambda h: h * 3.0, (h,)))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
+@pytest.mark.parametrize("model", [Gated(), Branching()])
+def test_models_that_keep_samples_apart_pass(model: nn.Module) -> None:
+    _, optimizer, _ = attach(model, DPSGD())
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [2, 33, 128])
+def test_one_sample_that_takes_its_neighbours_softmax_is_found(dtype: torch.dtype, size: int) -> None:
+    class Neighbour(nn.Module):
+        def __init__(self, taker: int) -> None:
+            super().__init__()
+            self.layer, self.taker = nn.Linear(6, 2, dtype=dtype), taker
+
+        def forward(self, x: Tensor) -> Tensor:
+            order = torch.arange(len(x))
+            order[self.taker] = (self.taker + 1) % len(x)
+            return self.layer(x)[order].softmax(-1)
+
+    for taker in range(0, size, 5):
+        model = Neighbour(taker)
+        attach(model, DPSGD())
+        with pytest.raises(PrivacyError, match="the model's output"):
+            model(torch.randn(size, 6, dtype=dtype))
+
+
+@dataclass
+class Result:
+    values: Tensor
+
+
+@pytest.mark.parametrize("wrap", [Result, lambda t: {"a": [UserDict(b=t)]}, lambda t: torch.complex(t.detach(), t)])
+def test_outputs_are_found_wherever_they_are(wrap: Any) -> None:
+    class Wrapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Any:
+            return wrap(mixed(self.layer(x)))
+
+    model = Wrapping()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="the model's output"):
+        model(torch.randn(4, 6))
+
+
+def test_mixing_in_training_alone_is_found_after_a_forward_in_evaluation() -> None:
+    class InTraining(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return mixed(y) if self.training else y
+
+    model = InTraining()
+    attach(model, DPSGD())
+    model.eval()(torch.randn(4, 6))
+    with pytest.raises(PrivacyError, match="influence each other"):
+        model.train()(torch.randn(4, 6))
 
 
 def test_mixing_is_found_where_it_leads_nowhere() -> None:

@@ -53,7 +53,7 @@ class Recorder:
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
         self._seen_weights: tuple[int, ...] | None = None
         self._before_refresh = generator.get_state()
-        self._independent = False
+        self._checked: set[bool] = set()  # the model's modes (training or not) in which samples were seen to stay apart
         self._modules = [use.module for use in plan.uses]
         for use in plan.uses:
             slots: dict[str, Slot] = {}
@@ -147,11 +147,12 @@ class Recorder:
         return self.slots
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """At the first batch of several samples: no sample's result may depend on another sample."""
-        if not self._independent and self.batch.size is not None and self.batch.size > 1:
+        """At the first batch of several samples, in training and in evaluation mode: no sample's result may depend on
+        another sample."""
+        if self.model.training not in self._checked and self.batch.size is not None and self.batch.size > 1:
             run = self.model.forward if self.fast is None else self.fast.plain
             check_independence(run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
-            self._independent = True
+            self._checked.add(self.model.training)
 
     @property
     def pending(self) -> bool:
