@@ -42,8 +42,8 @@ def score(config: RunConfig) -> float:
         return run(config, Path(folder) / "run").score
 
 
-def mean_scores(groups: dict[Any, Iterable[RunConfig]], workers: ProcessPoolExecutor) -> dict[Any, list[float]]:
-    """All runs of all groups, side by side."""
+def scores_of(groups: dict[Any, Iterable[RunConfig]], workers: ProcessPoolExecutor) -> dict[Any, list[float]]:
+    """The score of each run, group by group; they run side by side."""
     flat = [(key, config) for key, configs in groups.items() for config in configs]
     found: dict[Any, list[float]] = {key: [] for key in groups}
     for (key, _), value in zip(flat, workers.map(score, [config for _, config in flat]), strict=True):
@@ -61,10 +61,10 @@ def main(output: Path) -> None:
         return [replace(config, seed=seed) for seed in TUNING_SEEDS]
 
     with ProcessPoolExecutor(2) as workers:
-        tuned = mean_scores({(c, lr): tuning(c, lr) for c in cells for lr in LRS_BY_CLIP}, workers)
+        tuned = scores_of({(c, lr): tuning(c, lr) for c in cells for lr in LRS_BY_CLIP}, workers)
         best = {c: max(LRS_BY_CLIP, key=lambda lr, c=c: statistics.mean(tuned[c, lr])) / c[2] for c in cells}
         plans = {c: [replace(configured(*c), lr=best[c], seed=seed) for seed in SEEDS] for c in cells}
-        tested = mean_scores(plans, workers)
+        tested = scores_of(plans, workers)
     rows = [
         {
             "method": method,

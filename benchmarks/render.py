@@ -7,17 +7,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- bench: begin (benchmarks/render.py) -->", "<!-- bench: end -->"
-SWEEPS_BEGIN, SWEEPS_END = "<!-- sweeps: begin (benchmarks/render.py) -->", "<!-- sweeps: end -->"
 SWEEPS = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
-MEMORY_BEGIN, MEMORY_END = "<!-- memory: begin (benchmarks/render.py) -->", "<!-- memory: end -->"
 ORDER = ("cpu-encoder-fp32-cpu", "encoder-bf16-cuda", "encoder-tf32-cuda", "decoder-bf16-cuda", "wrn28-4-tf32-cuda")
 
 
 def table() -> str:
     lines = ["| workload | contender | samples/s | over best non-private |", "|---|---|---|---|"]
     for stem in ORDER:
-        document = json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
+        document = _document(stem)
         point = document["points"][0]
         done = [t for t in point["timings"] if t["error"] is None]
         best = min(median(t["seconds"]) for t in done if t["name"].startswith("non-private"))
@@ -35,7 +32,7 @@ def memory() -> str:
         "|---|---|---|---|---|",
     ]
     for stem in ORDER:
-        document = json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
+        document = _document(stem)
         peaks = {
             t["name"]: t["peak_bytes"] / 2**30 for t in document["points"][0]["timings"] if t.get("reserved_bytes")
         }
@@ -46,6 +43,10 @@ def memory() -> str:
     return "\n".join(lines)
 
 
+def _document(stem: str) -> dict[str, Any]:
+    return json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
+
+
 def _workload(document: dict[str, Any]) -> str:
     return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}"
 
@@ -53,7 +54,7 @@ def _workload(document: dict[str, Any]) -> str:
 def sweeps() -> str:
     lines = ["| varied | value | non-private, samples/s | lsg, samples/s | ratio |", "|---|---|---|---|---|"]
     for name, field in SWEEPS.items():
-        document = json.loads((ROOT / "results" / "bench" / f"cpu-encoder-fp32-cpu-{name}.json").read_text())
+        document = _document(f"cpu-encoder-fp32-cpu-{name}")
         for point in document["points"]:
             plain, private = (t["samples"] / median(t["seconds"]) for t in point["timings"])
             value = point["preset"][field]
@@ -62,10 +63,10 @@ def sweeps() -> str:
 
 
 def rendered(page: str) -> str:
-    parts = ((BEGIN, END, table()), (MEMORY_BEGIN, MEMORY_END, memory()), (SWEEPS_BEGIN, SWEEPS_END, sweeps()))
-    for begin, end, text in parts:
+    for part, make in {"bench": table, "memory": memory, "sweeps": sweeps}.items():
+        begin, end = f"<!-- {part}: begin (benchmarks/render.py) -->", f"<!-- {part}: end -->"
         head, rest = page.split(begin)
-        page = f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+        page = f"{head}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
     return page
 
 
