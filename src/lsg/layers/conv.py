@@ -3,7 +3,8 @@
 The kernel is seen as M (out x in*taps) with row factor A (out x r) and column factor C (r x in*taps), so that C is
 itself a kernel with r output channels. With a = conv(x, C) and h = A^T g a sample's gradients in factor space are
 dA^T = a g^T  and  dC = sum over positions of h times the input patch. The latter spreads the r channels of h over
-the taps, never the input's channels: one batched product against x itself.
+the taps, never the input's channels: one batched product against x itself. On a GPU, with channels last, a kernel
+(`conv_kernel.py`) does both without spreading anything.
 """
 
 import itertools
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.layers import conv_kernel
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_as, weight_operands
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
@@ -51,35 +53,27 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, row_factor, column_factor, rows_kept, _, columns_kept, *_ = inputs
-        ctx.save_for_backward(x, weight, row_factor, column_factor, rows_kept, columns_kept)
+        x, weight, _, *spaces = inputs[:9]
+        ctx.save_for_backward(x, weight, *spaces)
         ctx.geometry = inputs[-4:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
         (g,) = grads
-        x, weight, row_factor, column_factor, rows_kept, columns_kept = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
+        x, weight, row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place = ctx.saved_tensors
         needs = ctx.needs_input_grad
         d_x = d_rows = d_columns = d_dense = d_bias = None
         if needs[0]:
             d_x = _convolution_backward(g, x, weight, ctx.geometry, (True, False))[0]
-        g_BOP = g.flatten(2)
         if needs[9]:
             kernel = column_factor.view(-1, *weight.shape[1:])
-            a_BrP = _convolve(x, kernel, None, stride, padding, dilation, 1).flatten(2)
-            d_rows = select(a_BrP @ g_BOP.mT, rows_kept)
-            h_Br = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
-            d_columns = select(_patch_products(h_Br, x, weight.shape[2:], stride, padding, dilation), columns_kept)
+            rows, columns = (rows_kept, rows_place), (columns_kept, columns_place)
+            d_rows, d_columns = _factor_gradients(x, g, row_factor, kernel, rows, columns, ctx.geometry)
         if needs[11]:
-            if _patches_pay(g, groups):
-                products = _patch_products(g, x, weight.shape[2:], stride, padding, dilation)
-                d_dense = products.unflatten(2, weight.shape[1:])
-            else:
-                d_dense = _per_sample_kernel_gradient(g, x, weight, ctx.geometry)
+            d_dense = _dense_gradient(x, g, weight, ctx.geometry)
         if needs[12]:
-            d_bias = g_BOP.sum(-1)
+            d_bias = g.flatten(2).sum(-1)
         return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
 
 
@@ -106,6 +100,40 @@ def _convolution_backward(
         g, x, weight, None, stride, padding, dilation, False, no_output_padding, groups, [*wanted, False]
     )
     return d_x, d_weight
+
+
+def _factor_gradients(
+    x: Tensor,
+    g: Tensor,
+    row_factor: Tensor,
+    column_kernel: Tensor,
+    rows: tuple[Tensor | None, Tensor | None],
+    columns: tuple[Tensor | None, Tensor | None],
+    geometry: tuple[Any, ...],
+) -> tuple[Tensor, Tensor]:
+    """-> (B, r, kept rows) and (B, r, kept columns). rows, columns: as for `factor_gradient.factor_gradients`."""
+    stride, padding, dilation, _ = geometry
+    a = _convolve(x, column_kernel, None, stride, padding, dilation, 1)
+    taps = column_kernel.shape[2:]
+    if conv_kernel.pays(x, 1):
+        g_last = g.contiguous(memory_format=torch.channels_last)
+        h = (g_last.movedim(1, -1) @ row_factor).movedim(-1, 1)
+        d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *rows)
+        return d_rows, conv_kernel.patch_products(h, x, taps, stride, padding, dilation, *columns)
+    g_BOP = g.flatten(2)
+    h = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
+    d_rows = a.flatten(2) @ g_BOP.mT
+    return select(d_rows, rows[0]), select(_patch_products(h, x, taps, stride, padding, dilation), columns[0])
+
+
+def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+    """A sample's gradient of the whole kernel: (B, *kernel shape)."""
+    *places, groups = geometry
+    if conv_kernel.pays(x, groups):
+        return conv_kernel.patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])
+    if _patches_pay(g, groups):
+        return _patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])
+    return _per_sample_kernel_gradient(g, x, weight, geometry)
 
 
 def _patch_products(

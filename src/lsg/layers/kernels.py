@@ -73,12 +73,6 @@ if AVAILABLE:
                     products += tl.load(where, mask=store_mask, other=0.0)
                 tl.store(where, products, mask=store_mask)
 
-    def _wants_exact_products() -> bool:
-        try:
-            return torch.get_float32_matmul_precision() == "highest"
-        except RuntimeError:  # newer versions refuse to tell where a library has a setting of its own
-            return torch.backends.cuda.matmul.fp32_precision == "ieee"
-
     def _tiling(tokens: int, single: bool) -> tuple[int, int, int]:
         """Columns of a tile, warps and stages that are fastest for samples of so many tokens."""
         if single or tokens <= 8 or tokens > 32:
@@ -109,7 +103,7 @@ if AVAILABLE:
             BLOCK_T=min(128, max(16, triton.next_power_of_2(tokens))),
             BLOCK=block,
             ROWS_MASKED=rows_place is not None, COLUMNS_MASKED=columns_place is not None,
-            PRECISION="tf32x3" if _wants_exact_products() else "tf32",
+            PRECISION=float32_products(),
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return rows_out, columns_out
@@ -126,6 +120,15 @@ if AVAILABLE:
         columns: int,
     ) -> tuple[Tensor, Tensor]:
         return _launch(wrap_triton(_kernel), x, g, row_factor, column_factor, rows_place, columns_place, rows, columns)
+
+
+def float32_products() -> str:
+    """How Triton should multiply float32 numbers: as PyTorch may."""
+    try:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # newer versions refuse to tell where a library has a setting of its own
+        exact = torch.backends.cuda.matmul.fp32_precision == "ieee"
+    return "tf32x3" if exact else "tf32"
 
 
 def factor_gradients(

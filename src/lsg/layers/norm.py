@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers import norm_kernel
+from lsg.layers import group_norm_kernel, norm_kernel
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
@@ -82,9 +82,14 @@ def _detached(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if value is None else value.detach().to(dtype)
 
 
-def _norm_input(x: Tensor) -> Tensor:
+def _norm_dtype(x: Tensor) -> torch.dtype:
     """Norms run in float32 under autocast, as PyTorch's own do on a GPU."""
-    return x.float() if torch.is_autocast_enabled(x.device.type) and x.dtype.itemsize < 4 else x
+    lower = torch.is_autocast_enabled(x.device.type) and x.dtype.itemsize < 4
+    return torch.float32 if lower else x.dtype
+
+
+def _norm_input(x: Tensor) -> Tensor:
+    return x.to(_norm_dtype(x))
 
 
 def layer_norm_forward(module: nn.LayerNorm, site: Site, input: Tensor) -> Tensor:
@@ -97,16 +102,68 @@ def layer_norm_forward(module: nn.LayerNorm, site: Site, input: Tensor) -> Tenso
 
 
 def group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Tensor:
-    x = _norm_input(site.batch_first(input, input.dim() - 1, foldable=False))
-    return _channel_affine(module, site, F.group_norm(x, module.num_groups, None, None, module.eps))
+    return _group_norm(module, site, input, module.num_groups)
 
 
 def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    x = _norm_input(site.batch_first(input, input.dim() - 1, foldable=False))
     # A group norm of one channel a group. torch's own instance norm, on a CPU, has wrong gradients for a batch of one
     # sample whose incoming gradient is laid out channels last.
-    return _channel_affine(module, site, F.group_norm(x, x.shape[1], None, None, module.eps))
+    return _group_norm(module, site, input, input.shape[1])
+
+
+def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
+    """Of a module that trains nothing: for the kernel's sake alone, where it is faster."""
+    if group_norm_kernel.pays(input, module.num_groups):
+        return _by_group_norm_kernel(module, site, input, module.num_groups)
+    return site.plain(input)
+
+
+def _group_norm(module: Any, site: Site, input: Tensor, groups: int) -> Tensor:
+    x = site.batch_first(input, input.dim() - 1, foldable=False)
+    if group_norm_kernel.pays(x, groups):
+        return _by_group_norm_kernel(module, site, x, groups)
+    return _channel_affine(module, site, F.group_norm(_norm_input(x), groups, None, None, module.eps))
+
+
+def _by_group_norm_kernel(module: Any, site: Site, x: Tensor, groups: int) -> Tensor:
+    values = (None if value is None else value.detach() for value in (module.weight, module.bias))
+    carriers = _carrier(site, "weight"), _carrier(site, "bias")
+    y: Tensor = _GroupNorm.apply(x, groups, *values, module.eps, _norm_dtype(x), *carriers)[0]
+    return y
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Group norm of x (B, channels, height, width) by kernels, with carriers (B, channels) for scale and shift."""
+
+    @staticmethod
+    @fixed_signature
+    def forward(
+        x: Tensor,
+        groups: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        dtype: torch.dtype,
+        weight_carrier: Tensor | None,
+        bias_carrier: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return group_norm_kernel.normalise(x, groups, weight, bias, eps, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, ctx.groups, weight, *_ = inputs
+        _, mean, rstd = output
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.save_for_backward(x, weight, mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_double_backward()
+        x, weight, mean, rstd = ctx.saved_tensors
+        d_x, d_weight, d_bias = group_norm_kernel.differentiate(grads[0], x, ctx.groups, weight, mean, rstd)
+        needs = ctx.needs_input_grad
+        return d_x, None, None, None, None, None, d_weight if needs[6] else None, d_bias if needs[7] else None
 
 
 def _channel_affine(module: Any, site: Site, normalised: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from lsg.layers.fast_forward import FastForward, cut_rows, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import check_independence
 from lsg.layers.outer import OuterProducts
+from lsg.layers.registry import faster_frozen
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
 from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
@@ -62,6 +63,7 @@ class Recorder:
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
+        self._frozen = _install_faster(model, self.batch) if device == "cuda" else []
         graphs = perf.graphs(device)
         self.fast: FastForward | None = None
         if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
@@ -81,7 +83,7 @@ class Recorder:
             handle.remove()
         if self.fast is not None:
             self.fast.remove()
-        for module in self._modules:
+        for module in (*self._modules, *self._frozen):
             uninstall(module)
 
     def prepare(self, size: int) -> None:
@@ -187,6 +189,15 @@ class Recorder:
         self.step += 1
         self.holding = False
         self.batch.size = None
+
+
+def _install_faster(model: nn.Module, batch: Batch) -> list[nn.Module]:
+    """Faster forwards on modules that train nothing."""
+    faster = [(name, module, faster_frozen(module)) for name, module in model.named_modules()]
+    found = [(name, module, forward) for name, module, forward in faster if forward and site_of(module) is None]
+    for name, module, forward in found:
+        install(module, Site(name, {}, batch, forward, "forward"))
+    return [module for _, module, _ in found]
 
 
 class _RootHooks:
