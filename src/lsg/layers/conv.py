@@ -115,7 +115,7 @@ def _factor_gradients(
     stride, padding, dilation, _ = geometry
     a = _convolve(x, column_kernel, None, stride, padding, dilation, 1)
     taps = column_kernel.shape[2:]
-    if conv_kernel.pays(x, 1):
+    if conv_kernel.pays(x, g, 1):
         g_last = g.contiguous(memory_format=torch.channels_last)
         h = (g_last.movedim(1, -1) @ row_factor).movedim(-1, 1)
         d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *rows)
@@ -129,7 +129,7 @@ def _factor_gradients(
 def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
     """A sample's gradient of the whole kernel: (B, *kernel shape)."""
     *places, groups = geometry
-    if conv_kernel.pays(x, groups):
+    if conv_kernel.pays(x, g, groups):
         return conv_kernel.patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])
     if _patches_pay(g, groups):
         return _patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])

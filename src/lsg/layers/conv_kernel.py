@@ -55,11 +55,12 @@ if AVAILABLE:
 _LARGEST_BLOCK_R, _LARGEST_BLOCK_N = 64, 128
 
 
-def pays(x: Tensor, groups: int) -> bool:
-    """Whether x (B, channels, height, width) and its kernel are for this module."""
+def pays(x: Tensor, g: Tensor, groups: int) -> bool:
+    """Whether a convolution of x (B, channels, height, width), with g coming back, is for this module."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    fits = AVAILABLE and x.is_cuda and x.dim() == 4 and groups == 1 and x.dtype in dtypes and untransformed()
-    return fits and x.is_contiguous(memory_format=torch.channels_last)
+    if not (AVAILABLE and x.is_cuda and x.dim() == 4 and groups == 1 and x.dtype in dtypes and untransformed()):
+        return False
+    return any(t.is_contiguous(memory_format=torch.channels_last) for t in (x, g))  # a first layer has plain images
 
 
 def patch_products(
