@@ -122,8 +122,10 @@ def check_model(method: Method, graphs: bool) -> None:
     with without_kernels():
         wanted = per_sample(method, False)
     found = per_sample(method, graphs)
-    worst = max(error(a, b.double()) for a, b in zip(found, wanted, strict=True))
-    report(f"wrn28-2 float32, {method}{', recorded' if graphs else ''}", worst, 1e-3)
+    # Of most samples: where rounding turns a ReLU on or off, one position of 64 in a last layer counts or does not.
+    errors = [(a - b).flatten(1).norm(dim=1) / b.flatten(1).norm(dim=1) for a, b in zip(found, wanted, strict=True)]
+    worst = max(float(e.median()) for e in errors)
+    report(f"wrn28-2 float32, {method}{', recorded' if graphs else ''}", worst, 1e-4)
 
 
 def time_all() -> None:

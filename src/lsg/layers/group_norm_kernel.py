@@ -111,7 +111,7 @@ if AVAILABLE:
             tl.store(d_x + places, found, mask=inside)
 
 
-_BLOCK_CHANNELS, _LARGEST_GROUP, _TILE = 64, 1024, 8192
+_BLOCK_CHANNELS, _LARGEST_GROUP = 64, 1024
 
 
 def pays(x: Tensor, groups: int) -> bool:
@@ -128,7 +128,8 @@ def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
     size = x.shape[1] // groups
     channels = min(groups, max(1, _BLOCK_CHANNELS // size)) * size
     width = triton.next_power_of_2(channels)
-    blocks = {"SIZE": size, "CHANNELS": channels, "BLOCK_C": width, "BLOCK_P": max(1, _TILE // width), "num_warps": 8}
+    tile, warps = (8192, 8) if x.shape[2:].numel() * width > 8192 else (2048, 4)  # the fastest of a few on an H200
+    blocks = {"SIZE": size, "CHANNELS": channels, "BLOCK_C": width, "BLOCK_P": tile // width, "num_warps": warps}
     return (x.shape[0], triton.cdiv(x.shape[1], channels)), blocks
 
 

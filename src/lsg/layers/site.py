@@ -46,7 +46,10 @@ class Batch:
 
 
 class Site:
-    """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight."""
+    """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight.
+
+    One without slots is there for speed alone, in evaluation too.
+    """
 
     def __init__(self, name: str, slots: dict[str, Slot], batch: Batch, forward: RuleForward, method: str) -> None:
         self.name, self.slots, self.batch, self.rule, self.method = name, slots, batch, forward, method
@@ -120,7 +123,7 @@ def _through_rule(method: str) -> Callable[..., Any]:
         site: Site | None = self.__dict__["_lsg"]
         if site is None:  # a copy of a private model is a plain model
             return getattr(type(self), method)(self, *args, **kwargs)
-        if site.bypass or not torch.is_grad_enabled():
+        if site.bypass or (site.slots and not torch.is_grad_enabled()):
             return site.plain(*args, **kwargs)
         return site.rule(self, site, *args, **kwargs)
 
