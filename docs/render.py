@@ -83,13 +83,31 @@ def tuned() -> str:
 
 
 def on_gpu() -> str:
-    """The stored table, and how long its runs took."""
+    """The stored tables, and how long their runs took."""
     cells = [json.loads(file.read_text()) for file in sorted((GPU_RESULTS / "cells").glob("*/result.json"))]
-    seconds = [cell["seconds"] for cell in cells if cell["config"]["method"] in ("lsg", "rgp")]
+    tables = [_demoted((GPU_RESULTS / f"{name}.md").read_text()) for name in ("figure-epsilon", "table2")]
+    costs = []
+    for task in dict.fromkeys(cell["config"]["task"] for cell in cells):
+        low_rank = [c for c in cells if c["config"]["task"] == task and c["config"]["method"] in ("lsg", "rgp")]
+        seconds = sorted(round(cell["seconds"]) for cell in low_rank)
+        span = f"{seconds[0]} to {seconds[-1]}" if len(seconds) > 1 else str(seconds[0])
+        costs.append(f"{span} s of training for {low_rank[0]['config']['epochs']} epochs of {task} with LSG or RGP")
     gpu = cells[0]["provenance"]["hardware"]["gpus"][0]
-    epochs = cells[0]["config"]["epochs"]
-    cost = f"{min(seconds):.0f} to {max(seconds):.0f} s of training for {epochs} epochs of LSG or RGP, on one {gpu}"
-    return f"{_demoted((GPU_RESULTS / 'figure-epsilon.md').read_text())}\n{len(cells)} runs; {cost}."
+    return "\n".join([*tables, f"{len(cells)} runs on one {gpu}: {'; '.join(costs)}."])
+
+
+def cifar_curves() -> str:
+    """LSG's complete run beside RGP's, which was cut off."""
+    whole = json.loads((GPU_RESULTS / "cells" / "cifar10-lsg-r16-p0.3-eps3.3-seed0" / "result.json").read_text())
+    cut_off = GPU_RESULTS / "other-settings" / "cifar10-rgp-r16-eps3.3-seed0" / "metrics.jsonl"
+    rgp = [json.loads(line)["score"] for line in cut_off.read_text().splitlines()]
+    epochs = [*range(20, len(rgp), 20), len(rgp), len(whole["curve"])]
+    rows = {"LSG": whole["curve"], "RGP": rgp}
+    lines = [f"| epoch | {' | '.join(map(str, epochs))} |", "|---" * (1 + len(epochs)) + "|"]
+    for name, curve in rows.items():
+        scores = (f"{100 * curve[epoch - 1]:.1f}" if epoch <= len(curve) else "-" for epoch in epochs)
+        lines.append(f"| {name} | {' | '.join(scores)} |")
+    return "\n".join(lines)
 
 
 def mask_signal() -> str:
@@ -153,6 +171,7 @@ PARTS = {
         "clips": clip_study,
         "tuning": tuned,
         "gpu results": on_gpu,
+        "cifar curves": cifar_curves,
         "results": reproduced,
     },
 }
