@@ -101,7 +101,7 @@ def cifar_curves() -> str:
     whole = json.loads((GPU_RESULTS / "cells" / "cifar10-lsg-r16-p0.3-eps3.3-seed0" / "result.json").read_text())
     cut_off = GPU_RESULTS / "other-settings" / "cifar10-rgp-r16-eps3.3-seed0" / "metrics.jsonl"
     rgp = [json.loads(line)["score"] for line in cut_off.read_text().splitlines()]
-    epochs = [*range(20, len(rgp), 20), len(rgp), len(whole["curve"])]
+    epochs = list(dict.fromkeys([*range(20, len(rgp), 20), len(rgp), len(whole["curve"])]))
     rows = {"LSG": whole["curve"], "RGP": rgp}
     lines = [f"| epoch | {' | '.join(map(str, epochs))} |", "|---" * (1 + len(epochs)) + "|"]
     for name, curve in rows.items():

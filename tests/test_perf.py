@@ -1,6 +1,7 @@
 """Fast paths compute the same numbers: compiled and padded runs against plain ones."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -89,9 +90,12 @@ def test_a_compiled_forward_has_no_graph_breaks() -> None:
     assert not counters["graph_break"]
 
 
+@pytest.mark.parametrize("around", [nullcontext(), torch.device("cpu")], ids=["plain", "as in a recording"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "wrn"])
-def test_a_benchs_model_is_compiled_as_one_graph(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchs_model_is_compiled_as_one_graph(
+    kind: str, precision: str, around: AbstractContextManager[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._dynamo.utils import counters
 
     width = 1 if kind == "wrn" else 128
@@ -102,9 +106,28 @@ def test_a_benchs_model_is_compiled_as_one_graph(kind: str, precision: str, monk
     counters.clear()
     step = private(setting, LSG(rank=2, sparsity=0.5), PerfConfig(compile=True))
     for _ in range(2):
-        step()
+        with around:
+            step()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_compiled_model_needs_no_zero_grad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward reports weights that get no gradient, too: those of the last step are no escape."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 4)
+    private, optimizer, _ = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x), batch_size=6),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        perf=PerfConfig(compile=True),
+    )
+    for _ in range(3):
+        private(x).square().mean().backward()
+        optimizer.step()
 
 
 class LossInside(nn.Module):

@@ -34,7 +34,7 @@ def multihead_attention_forward(
         v = torch.cat([v, _extra_token(module.bias_v, site.slots.get("bias_v"), v)], dim=1)
     if module.add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-    q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
+    q, k, v = (torch.unflatten(t, -1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
     # The hint `is_causal` comes with a mask that says the same, so the mask alone is enough.
     mask = _joined_mask(module, attn_mask, key_padding_mask, q, k)
     dropout = module.dropout if module.training else 0.0
@@ -98,6 +98,6 @@ def _joined_mask(
         if is_padding:
             wide = wide[:, None, None, :]
         elif wide.dim() == 3:
-            wide = wide.unflatten(0, (-1, module.num_heads))
+            wide = torch.unflatten(wide, 0, (-1, module.num_heads))
         joined = wide if joined is None else joined + wide
     return joined

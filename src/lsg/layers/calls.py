@@ -89,8 +89,9 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def untransformed() -> bool:
-    """Neither a compiler nor functorch at work: tensors are what they seem, and what Python keeps of them is kept."""
-    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    """No compiler, tracer or functorch at work: tensors are what they seem, and what Python keeps of them is kept."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return not traced and not torch._C._are_functorch_transforms_active()
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -121,7 +121,7 @@ def _factor_gradients(
         d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *rows)
         return d_rows, conv_kernel.patch_products(h, x, taps, stride, padding, dilation, *columns)
     g_BOP = g.flatten(2)
-    h = (row_factor.mT @ g_BOP).unflatten(-1, g.shape[2:])
+    h = torch.unflatten(row_factor.mT @ g_BOP, -1, g.shape[2:])
     d_rows = a.flatten(2) @ g_BOP.mT
     return select(d_rows, rows[0]), select(_patch_products(h, x, taps, stride, padding, dilation), columns[0])
 
@@ -130,10 +130,12 @@ def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: tuple[Any, .
     """A sample's gradient of the whole kernel: (B, *kernel shape)."""
     *places, groups = geometry
     if conv_kernel.pays(x, g, groups):
-        return conv_kernel.patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])
-    if _patches_pay(g, groups):
-        return _patch_products(g, x, weight.shape[2:], *places).unflatten(2, weight.shape[1:])
-    return _per_sample_kernel_gradient(g, x, weight, geometry)
+        products = conv_kernel.patch_products(g, x, weight.shape[2:], *places)
+    elif _patches_pay(g, groups):
+        products = _patch_products(g, x, weight.shape[2:], *places)
+    else:
+        return _per_sample_kernel_gradient(g, x, weight, geometry)
+    return torch.unflatten(products, 2, weight.shape[1:])
 
 
 def _patch_products(
@@ -156,7 +158,7 @@ def _patch_products(
         shifted.append(canvas[(..., *window)])
     h_Brtq = torch.stack(shifted, dim=2).flatten(3)
     products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
-    return products.unflatten(1, (r, -1)).mT.flatten(2)
+    return torch.unflatten(products, 1, (r, -1)).mT.flatten(2)
 
 
 def _patches_pay(g: Tensor, groups: int) -> bool:
@@ -172,7 +174,7 @@ def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: 
     shape_only = weight.expand(batch, *weight.shape).flatten(0, 1)
     wide = (stride, padding, dilation, groups * batch)
     grouped = _convolution_backward(_as_one_sample(g), _as_one_sample(x), shape_only, wide, (False, True))
-    return grouped[1].unflatten(0, (batch, -1))
+    return torch.unflatten(grouped[1], 0, (batch, -1))
 
 
 def _as_one_sample(values: Tensor) -> Tensor:

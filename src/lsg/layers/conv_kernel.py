@@ -53,12 +53,15 @@ if AVAILABLE:
 
 
 _LARGEST_BLOCK_R = 64
+_FEWEST_SAMPLES = 64  # a program runs over all positions of a sample, so a batch has to fill the chip
 
 
 def pays(x: Tensor, g: Tensor, groups: int) -> bool:
     """Whether a convolution of x (B, channels, height, width), with g coming back, is for this module."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     if not (AVAILABLE and x.is_cuda and x.dim() == 4 and groups == 1 and x.dtype in dtypes and untransformed()):
+        return False
+    if x.shape[0] < _FEWEST_SAMPLES or x.numel() == 0:
         return False
     return any(t.is_contiguous(memory_format=torch.channels_last) for t in (x, g))  # a first layer has plain images
 
@@ -77,6 +80,7 @@ def patch_products(
 
     kept, place: indices of the entries that stay, and where each entry goes among them, -1 where masked (None: all).
     """
+    h = h.to(x.dtype)  # another one where the backward runs under another autocast than the forward
     h, x = (t.contiguous(memory_format=torch.channels_last) for t in (h, x))
     (batch, r, *positions), (channels, *space) = h.shape, x.shape[1:]
     entries = channels * taps[0] * taps[1]

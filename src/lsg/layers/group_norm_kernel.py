@@ -112,15 +112,16 @@ if AVAILABLE:
 
 
 _BLOCK_CHANNELS, _LARGEST_GROUP = 64, 1024
+_FEWEST_SAMPLES = 64  # one program runs over all positions of a sample, so a batch has to fill the chip
 
 
 def pays(x: Tensor, groups: int) -> bool:
     """Whether x (B, channels, height, width) is for this module."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    if not (AVAILABLE and x.is_cuda and x.dim() == 4 and x.numel() > 0 and x.dtype in dtypes and untransformed()):
+    if not (AVAILABLE and x.is_cuda and x.dim() == 4 and x.dtype in dtypes and untransformed()):
         return False
-    fits = x.shape[1] % groups == 0 and x.shape[1] // groups <= _LARGEST_GROUP
-    return fits and x.is_contiguous(memory_format=torch.channels_last)
+    fits = x.numel() > 0 and x.shape[1] % groups == 0 and x.shape[1] // groups <= _LARGEST_GROUP
+    return fits and x.shape[0] >= _FEWEST_SAMPLES and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -152,7 +153,7 @@ def differentiate(
     g: Tensor, x: Tensor, groups: int, weight: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> gradients of x, channels last, and a sample's of scale and shift, (B, channels) in float32."""
-    g = g.contiguous(memory_format=torch.channels_last)
+    g, x = (t.contiguous(memory_format=torch.channels_last) for t in (g, x))  # saved tensors may come back otherwise
     d_x = torch.empty_like(x, memory_format=torch.channels_last)
     d_weight, d_bias = (torch.empty_like(mean) for _ in range(2))
     grid, blocks = _blocks(x, groups)

@@ -113,21 +113,28 @@ def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) 
 
 
 def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
-    """Of a module that trains nothing: for the kernel's sake alone, where it is faster."""
-    if group_norm_kernel.pays(input, module.num_groups):
+    """Of a module that trains nothing: for the kernel's sake alone."""
+    frozen = not any(p.requires_grad for p in module.parameters())  # another optimizer may train it
+    if frozen and _kernel_pays(module, input, module.num_groups):
         return _by_group_norm_kernel(module, site, input, module.num_groups)
     return site.plain(input)
 
 
 def _group_norm(module: Any, site: Site, input: Tensor, groups: int) -> Tensor:
     x = site.batch_first(input, input.dim() - 1, foldable=False)
-    if group_norm_kernel.pays(x, groups):
+    if _kernel_pays(module, x, groups):
         return _by_group_norm_kernel(module, site, x, groups)
     return _channel_affine(module, site, F.group_norm(_norm_input(x), groups, None, None, module.eps))
 
 
+def _kernel_pays(module: Any, x: Tensor, groups: int) -> bool:
+    """False also where PyTorch refuses: for it to say so."""
+    fit = all(value is None or value.shape == x.shape[1:2] for value in (module.weight, module.bias))
+    return fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
+
+
 def _by_group_norm_kernel(module: Any, site: Site, x: Tensor, groups: int) -> Tensor:
-    values = (None if value is None else value.detach() for value in (module.weight, module.bias))
+    values = (None if value is None else value.detach().contiguous() for value in (module.weight, module.bias))
     carriers = _carrier(site, "weight"), _carrier(site, "bias")
     y: Tensor = _GroupNorm.apply(x, groups, *values, module.eps, _norm_dtype(x), *carriers)[0]
     return y
@@ -152,17 +159,21 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, ctx.groups, weight, *_ = inputs
+        x, ctx.groups, weight, _, ctx.eps, *_ = inputs
         _, mean, rstd = output
         ctx.mark_non_differentiable(mean, rstd)
         ctx.save_for_backward(x, weight, mean, rstd)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_double_backward()
+        g, needs = grads[0], ctx.needs_input_grad
         x, weight, mean, rstd = ctx.saved_tensors
-        d_x, d_weight, d_bias = group_norm_kernel.differentiate(grads[0], x, ctx.groups, weight, mean, rstd)
-        needs = ctx.needs_input_grad
+        if needs[6] or needs[7]:
+            refuse_double_backward()
+        elif torch.is_grad_enabled():  # second derivatives are asked for, and a norm that trains nothing has them
+            y = F.group_norm(x.to(g.dtype), ctx.groups, weight, None, ctx.eps)
+            return (*torch.autograd.grad(y, x, g, create_graph=True), *(None,) * 7)
+        d_x, d_weight, d_bias = group_norm_kernel.differentiate(g, x, ctx.groups, weight, mean, rstd)
         return d_x, None, None, None, None, None, d_weight if needs[6] else None, d_bias if needs[7] else None
 
 
@@ -173,6 +184,6 @@ def _channel_affine(module: Any, site: Site, normalised: Tensor) -> Tensor:
         value = _detached(getattr(module, name), y.dtype)
         if value is not None:
             carrier = _carrier(site, name)
-            wide = value.expand(1, -1) if carrier is None else value + carrier
+            wide = value.expand(1, -1) if carrier is None else (value + carrier).to(y.dtype)
             y = combine(y, wide.reshape(*wide.shape, *(1,) * (y.dim() - 2)))
     return y

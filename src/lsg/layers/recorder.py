@@ -37,6 +37,7 @@ class Recorder:
     ) -> None:
         self.model, self.method, self.generator = model, method, generator
         device = generator.device.type
+        self._compiled = perf.compiles
         self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
             t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
@@ -103,6 +104,10 @@ class Recorder:
                 raise ConfigurationError(
                     f"parameter '{slot.name}' was frozen after make_private: freeze parameters before, or detach first"
                 )
+        if self._compiled:
+            # Its backward reports weights without a new gradient, too: what the last step left must be gone.
+            for slot in self.slots.values():
+                slot.parameter.grad = None
         armed = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self._refresh_if_stale()
         self.batch.records = size

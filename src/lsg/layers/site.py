@@ -84,7 +84,7 @@ class Site:
             return x.expand(size, *x.shape[1:])
         if foldable and size and lead and x.dim() == features + 1 and lead % size == 0:
             self.folds = True
-            return x.unflatten(0, (size, lead // size))
+            return torch.unflatten(x, 0, (size, lead // size))
         raise PrivacyError(
             f"layer '{self.name}' got an input of shape {tuple(x.shape)} in a batch of {size} samples: "
             "the first dimension must be the sample (batch first), or samples cannot be told apart"
@@ -135,8 +135,15 @@ _PATCHES = {method: _through_rule(method) for method in ("forward", "compute_bia
 
 
 def is_private(model: nn.Module) -> bool:
-    """Whether an engine is attached to the model or a part of it."""
-    return any(site_of(module) is not None for module in model.modules())
+    """Whether an engine trains the model or a part of it."""
+    sites = (site_of(module) for module in model.modules())
+    return any(site is not None and site.slots for site in sites)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether somebody else has put a forward on this instance. A copy of a private module carries an inert one."""
+    own = module.__dict__.get("forward")
+    return own is not None and getattr(own, "__func__", None) is not _PATCHES["forward"]
 
 
 def install(module: nn.Module, site: Site) -> None:
