@@ -1,6 +1,7 @@
 """The privacy rules of the design, each with a test that fails when the rule is broken."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
+from lsg import DPSGD, LSG, RGP, PerfConfig, PrivacyError, SparseDPSGD
 from lsg.methods import Method
 from lsg.noise import add_noise
 from tests.reference import attach
@@ -212,6 +213,36 @@ def test_a_weight_used_outside_its_module_is_refused() -> None:
     attach(model, DPSGD())
     with pytest.raises(PrivacyError, match=r"layer\.weight"):
         model(torch.randn(3, 6)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # PyTorch's own compiler warns of itself
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_weight_used_outside_its_module_is_refused_beside_the_last_steps_gradient(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 8: what the last step left in `.grad` does not hide what is added to it."""
+
+    class SometimesFunctional(nn.Module):
+        escapes = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(self.layer(x), self.layer.weight) if self.escapes else self.layer(x)
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = SometimesFunctional()
+    _, optimizer, _ = attach(model, DPSGD(), perf=PerfConfig(compile=compiled))
+    for _ in range(2):
+        model(torch.randn(3, 6)).sum().backward()
+        optimizer.step()
+    assert model.layer.weight.grad is not None
+    model.escapes = True
+    with pytest.raises(PrivacyError, match=r"layer\.weight"):
+        model(torch.randn(3, 6)).sum().backward()
+    assert model.layer.weight.grad is None
 
 
 def test_parameters_outside_the_plan_are_not_trained() -> None:

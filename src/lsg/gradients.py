@@ -120,6 +120,7 @@ class PrivateGradients:
             else:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad.narrow(*slot.narrow).copy_(gradient)
+        self.recorder.mark_released()
         self.sum = None
         self.recorder.advance()
 

@@ -16,8 +16,10 @@ from lsg import DPSGD, PrivacyEngine
 from lsg.layers import conv, conv_kernel, group_norm_kernel
 from lsg.layers.calls import untransformed
 from lsg.layers.factor_gradient import select
+from lsg.layers.norm import frozen_group_norm_forward
 from lsg.layers.recorder import _install_faster
-from lsg.layers.site import Batch, is_private, site_of, uninstall
+from lsg.layers.site import Batch, Site, is_private, site_of, uninstall
+from lsg.layers.site import install as put_on
 from lsg.methods import Method
 from tests.layers.test_rules import CASES, METHODS, test_rule_equals_batch_of_one
 
@@ -84,7 +86,7 @@ def test_rules_equal_batch_of_one(case: str, method: Method, with_kernels: list[
 
 
 def install(model: nn.Module) -> list[nn.Module]:
-    return _install_faster(model, Batch(lambda size: None))
+    return [module for module, _ in _install_faster(model, Batch(lambda size: None))]
 
 
 def test_a_norm_that_trains_nothing_takes_the_kernel_and_gives_it_back(with_kernels: list[str]) -> None:
@@ -103,7 +105,7 @@ def test_a_norm_that_trains_nothing_takes_the_kernel_and_gives_it_back(with_kern
     assert with_kernels.count("normalise") == 6, "in evaluation too"
     assert install(copy.deepcopy(model)), "a copy has an inert patch alone"
     for module in norms:
-        uninstall(module)
+        uninstall(module, site_of(module))  # type: ignore[arg-type]
     assert norms == [model[0], model[2]]
     assert all(site_of(module) is None and "forward" not in module.__dict__ for module in model)
 
@@ -146,6 +148,18 @@ def test_scale_and_shift_reach_the_kernel_contiguous(with_kernels: list[str]) ->
     install(model)
     torch.testing.assert_close(model(x), wanted)
     assert with_kernels == ["normalise"]
+
+
+def test_another_engines_rule_takes_the_place_of_a_faster_forward(with_kernels: list[str]) -> None:
+    model = nn.GroupNorm(2, 4)
+    ((_, faster),) = _install_faster(model, Batch(lambda size: None))
+    rule = Site("norm", {}, Batch(lambda size: None), frozen_group_norm_forward, "forward")
+    put_on(model, rule)
+    uninstall(model, faster)
+    assert site_of(model) is rule, "the other engine's stays when the first is detached"
+    uninstall(model, rule)
+    uninstall(model, faster)
+    assert site_of(model) is None and "forward" not in model.__dict__
 
 
 def test_a_norm_with_a_forward_of_its_own_keeps_it(with_kernels: list[str]) -> None:

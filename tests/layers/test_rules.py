@@ -1,9 +1,11 @@
 """Every layer rule against a batch of one, in float64: LSG where the weight is a matrix, and DPSGD everywhere."""
 
 import math
+import types
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -11,7 +13,7 @@ from lsg import DPSGD, LSG, RGP, SparseDPSGD
 from lsg.layers import conv
 from lsg.layers.slot import Layout, Slot, recast
 from lsg.subspace import Subspace
-from tests.reference import assert_per_sample_gradients
+from tests.reference import assert_per_sample_gradients, attach, batch_of_one_gradients
 
 B = 5
 METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), DPSGD(), SparseDPSGD(sparsity=0.3)]
@@ -197,6 +199,21 @@ def test_rule_equals_batch_of_one(case: str, method: object) -> None:
 def test_dense_kernels_by_patches_equal_batch_of_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "_patches_pay", lambda g, groups: groups == 1)  # as on a GPU
     test_rule_equals_batch_of_one(case, DPSGD())
+
+
+def test_a_forward_of_the_instances_own_is_what_is_trained() -> None:
+    """As wrappers set it: the class does not tell what such a layer computes."""
+    layer = nn.Linear(12, 9).double()
+    layer.forward = types.MethodType(lambda self, x: F.linear(x, self.weight, self.bias).tanh(), layer)  # type: ignore[method-assign]
+    model = nn.Sequential(layer, nn.Linear(9, 4).double())
+    x = normal(B, 4, 12)
+    wanted = batch_of_one_gradients(model, x, B, lambda model, x: model(x).square().mean())
+    engine, *_ = attach(model, DPSGD())
+    model(x).square().mean().backward()
+    found = engine.per_sample_gradients()
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient)
 
 
 def test_casts_of_factors_follow_the_subspace() -> None:

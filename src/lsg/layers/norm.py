@@ -114,8 +114,8 @@ def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) 
 
 def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
     """Of a module that trains nothing: for the kernel's sake alone."""
-    frozen = not any(p.requires_grad for p in module.parameters())  # another optimizer may train it
-    if frozen and _kernel_pays(module, input, module.num_groups):
+    trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
+    if not trained and _kernel_pays(module, input, module.num_groups):
         return _by_group_norm_kernel(module, site, input, module.num_groups)
     return site.plain(input)
 
@@ -129,7 +129,8 @@ def _group_norm(module: Any, site: Site, input: Tensor, groups: int) -> Tensor:
 
 def _kernel_pays(module: Any, x: Tensor, groups: int) -> bool:
     """False also where PyTorch refuses: for it to say so."""
-    fit = all(value is None or value.shape == x.shape[1:2] for value in (module.weight, module.bias))
+    values = [value for value in (module.weight, module.bias) if value is not None]
+    fit = all(v.shape == x.shape[1:2] and v.dtype in (x.dtype, torch.float32) for v in values)
     return fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
 
 
@@ -171,7 +172,8 @@ class _GroupNorm(torch.autograd.Function):
         if needs[6] or needs[7]:
             refuse_double_backward()
         elif torch.is_grad_enabled():  # second derivatives are asked for, and a norm that trains nothing has them
-            y = F.group_norm(x.to(g.dtype), ctx.groups, weight, None, ctx.eps)
+            scale = None if weight is None else weight.to(g.dtype)
+            y = F.group_norm(x.to(g.dtype), ctx.groups, scale, None, ctx.eps)
             return (*torch.autograd.grad(y, x, g, create_graph=True), *(None,) * 7)
         d_x, d_weight, d_bias = group_norm_kernel.differentiate(g, x, ctx.groups, weight, mean, rstd)
         return d_x, None, None, None, None, None, d_weight if needs[6] else None, d_bias if needs[7] else None

@@ -37,7 +37,6 @@ class Recorder:
     ) -> None:
         self.model, self.method, self.generator = model, method, generator
         device = generator.device.type
-        self._compiled = perf.compiles
         self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
             t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
@@ -57,14 +56,17 @@ class Recorder:
         self._before_refresh = generator.get_state()
         self._checked: set[bool] = set()  # the model's modes (training or not) in which samples were seen to stay apart
         self._modules = [use.module for use in plan.uses]
+        sites: list[tuple[nn.Module, Site]] = []
         for use in plan.uses:
             slots: dict[str, Slot] = {}
             for local, name in use.parameters.items():
                 parts = plan.splits.get(name, [name])
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
-            install(use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method))
-        self._frozen = _install_faster(model, self.batch) if device == "cuda" else []
+            sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
+        for module, site in sites:
+            install(module, site)
+        self._sites = sites + (_install_faster(model, self.batch) if device == "cuda" else [])
         graphs = perf.graphs(device)
         self.fast: FastForward | None = None
         if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
@@ -75,7 +77,7 @@ class Recorder:
         self._handles = [
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
             model.register_forward_hook(hooks.after, always_call=True),
-            *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s.name)) for s in self.slots.values()),
+            *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in self.slots.values()),
         ]
 
     def detach(self) -> None:
@@ -84,8 +86,8 @@ class Recorder:
             handle.remove()
         if self.fast is not None:
             self.fast.remove()
-        for module in (*self._modules, *self._frozen):
-            uninstall(module)
+        for module, site in self._sites:
+            uninstall(module, site)
 
     def prepare(self, size: int) -> None:
         """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
@@ -104,10 +106,6 @@ class Recorder:
                 raise ConfigurationError(
                     f"parameter '{slot.name}' was frozen after make_private: freeze parameters before, or detach first"
                 )
-        if self._compiled:
-            # Its backward reports weights without a new gradient, too: what the last step left must be gone.
-            for slot in self.slots.values():
-                slot.parameter.grad = None
         armed = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self._refresh_if_stale()
         self.batch.records = size
@@ -178,6 +176,11 @@ class Recorder:
         for slot, share in zip(self._dense, shares[len(self.stacks) :], strict=True):
             yield slot, slot.spread(share)
 
+    def mark_released(self) -> None:
+        """What is in the parameters' `.grad` now is this step's noisy gradient, and no escape."""
+        for slot in self.slots.values():
+            slot.mark_released()
+
     def clear(self) -> None:
         """Forget the per-sample gradients of this micro-batch."""
         for slot in self.slots.values():
@@ -196,13 +199,15 @@ class Recorder:
         self.batch.size = None
 
 
-def _install_faster(model: nn.Module, batch: Batch) -> list[nn.Module]:
+def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, Site]]:
     """Faster forwards on modules that train nothing."""
-    faster = [(name, module, faster_frozen(module)) for name, module in model.named_modules()]
-    found = [(name, module, forward) for name, module, forward in faster if forward and site_of(module) is None]
-    for name, module, forward in found:
-        install(module, Site(name, {}, batch, forward, "forward"))
-    return [module for _, module, _ in found]
+    found = []
+    for name, module in model.named_modules():
+        forward = faster_frozen(module)
+        if forward is not None and site_of(module) is None:
+            found.append((module, Site(name, {}, batch, forward, "forward")))
+            install(*found[-1])
+    return found
 
 
 class _RootHooks:
@@ -260,11 +265,15 @@ def _make_no_hook() -> Any:
     return _no_hook
 
 
-def _refuse_escape(name: str) -> Callable[[Tensor], None]:
+def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:
     """Rules never differentiate a weight itself, so a gradient that reaches it came past them."""
 
+    name, reference = slot.name, weakref.ref(slot)
+
     def hook(parameter: Tensor) -> None:
-        if parameter.grad is None:  # compiled graphs call this for weights that get no gradient, too
+        slot = reference()
+        # Compiled graphs call this for weights that get no gradient, too: there is none, or the last step's as it was.
+        if parameter.grad is None or (slot is not None and slot.is_released(parameter.grad)):
             return
         parameter.grad = None
         raise PrivacyError(

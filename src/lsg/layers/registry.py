@@ -96,6 +96,8 @@ _BY_PARENT: tuple[tuple[type[nn.Module], Rule], ...] = (
 
 def rule_for(module: nn.Module) -> Rule:
     """The rule of a module that has parameters of its own (or that computes with a child's)."""
+    if has_own_forward(module):  # its class does not tell what it computes
+        return _FALLBACK
     rule = _BY_FORWARD.get(type(module).forward)
     if rule is not None:
         return rule

@@ -10,6 +10,7 @@ A layer may leave the two factors of a dense matrix's gradient instead (`calls.p
 Legend: B = samples of the micro-batch, r = rank.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -59,6 +60,7 @@ class Slot:
         self.casts: dict[torch.dtype, Tensor] = {}
         self.factor_casts: dict[torch.dtype, tuple[Subspace, Tensor, Tensor]] = {}
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._released: tuple[weakref.ref[Tensor], int] | None = None  # the last step's gradient, and its version
 
     @property
     def value(self) -> Tensor:
@@ -168,6 +170,18 @@ class Slot:
         if self.elements_kept is not None:
             vector = vector.new_zeros(self.value.numel()).index_copy(0, self.elements_kept, vector)
         return vector.view(self.value.shape)
+
+    def mark_released(self) -> None:
+        """The parameter's `.grad` is a step's noisy gradient."""
+        gradient = self.parameter.grad
+        self._released = None if gradient is None else (weakref.ref(gradient), gradient._version)
+
+    def is_released(self, gradient: Tensor) -> bool:
+        """Whether this is that gradient, and nothing was added to it since."""
+        if self._released is None:
+            return False
+        last, version = self._released
+        return last() is gradient and gradient._version == version
 
     @contextmanager
     def borrowed(self, carriers: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
