@@ -91,7 +91,8 @@ def on_gpu() -> str:
         low_rank = [c for c in cells if c["config"]["task"] == task and c["config"]["method"] in ("lsg", "rgp")]
         seconds = sorted(round(cell["seconds"]) for cell in low_rank)
         span = f"{seconds[0]} to {seconds[-1]}" if len(seconds) > 1 else str(seconds[0])
-        costs.append(f"{span} s of training for {low_rank[0]['config']['epochs']} epochs of {task} with LSG or RGP")
+        methods = " or ".join(sorted({cell["config"]["method"].upper() for cell in low_rank}))
+        costs.append(f"{span} s of training for {low_rank[0]['config']['epochs']} epochs of {task} with {methods}")
     gpu = cells[0]["provenance"]["hardware"]["gpus"][0]
     return "\n".join([*tables, f"{len(cells)} runs on one {gpu}: {'; '.join(costs)}."])
 
