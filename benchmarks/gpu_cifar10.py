@@ -1,0 +1,30 @@
+"""CIFAR-10 on a leased GPU: cells of `gpu-hour`'s table 2, ended before the lease does.
+
+    python benchmarks/gpu_cifar10.py CIFAR10 OUTPUT SECONDS METHOD:SEED...
+
+The cells go to OUTPUT/cells in the order given. Start it again to go on: complete ones are skipped.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_cells import Lease
+
+from lsg.experiments.scales import scale
+from lsg.experiments.store import cell_name
+
+RECORDS = 50_000
+
+
+def main(data: str, output: Path, seconds: float, wanted: list[str]) -> None:
+    workload = scale("gpu-hour").using({"image": data}, {}).image
+    lease = Lease(output / "cells", seconds, RECORDS)
+    for cell in wanted:
+        method, seed = cell.split(":")
+        config = replace(workload.config(method), seed=int(seed))
+        lease.run(cell_name(config), config)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
