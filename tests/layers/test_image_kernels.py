@@ -22,6 +22,7 @@ from lsg.layers.site import Batch, Site, is_private, site_of, uninstall
 from lsg.layers.site import install as put_on
 from lsg.methods import Method
 from tests.layers.test_rules import CASES, METHODS, test_rule_equals_batch_of_one
+from tests.reference import attach, batch_of_one_gradients
 
 
 def patch_products(h: Tensor, x: Tensor, *geometry: object) -> Tensor:
@@ -37,7 +38,8 @@ def normalise(
     grouped = x.unflatten(1, (groups, -1)).flatten(2)
     mean, rstd = grouped.mean(2), 1 / (grouped.var(2, unbiased=False) + eps).sqrt()
     of_channels = (t.repeat_interleave(x.shape[1] // groups, dim=1) for t in (mean, rstd))
-    return (F.group_norm(x, groups, weight, bias, eps).to(dtype), *of_channels)
+    y = F.group_norm(x, groups, weight, bias, eps).to(dtype, memory_format=torch.channels_last)
+    return (y, *of_channels)
 
 
 def differentiate(
@@ -86,7 +88,13 @@ def test_rules_equal_batch_of_one(case: str, method: Method, with_kernels: list[
 
 
 def install(model: nn.Module) -> list[nn.Module]:
-    return [module for module, _ in _install_faster(model, Batch(lambda size: None))]
+    return [module for module, _ in _install_faster(model, checked_batch())]
+
+
+def checked_batch() -> Batch:
+    batch = Batch(lambda size: None)
+    batch.channels_last_norms = True
+    return batch
 
 
 def test_a_norm_that_trains_nothing_takes_the_kernel_and_gives_it_back(with_kernels: list[str]) -> None:
@@ -124,6 +132,36 @@ def test_a_norm_of_other_shapes_stays_pytorchs(shape: tuple[int, ...], with_kern
     assert not with_kernels
 
 
+class Viewed(nn.Module):
+    """Takes a norm's output for contiguous, as PyTorch's is on a GPU."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        self.norm, self.head, self.view = nn.GroupNorm(2, 4), nn.Linear(100, 3), view
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return self.head(y.view(len(x), -1) if self.view else y.flatten(1))
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_model_that_views_a_norms_output_keeps_pytorchs(view: bool, with_kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    model, x = Viewed(view), torch.randn(5, 4, 5, 5)
+    wanted = batch_of_one_gradients(model, x, 5, lambda model, x: model(x).square().mean())
+    engine, *_ = attach(model, DPSGD())
+    with torch.no_grad():
+        model(x)
+    assert not with_kernels, "not before the model was seen to bear it"
+    loss = model(x).square().mean()
+    tried = with_kernels.copy()
+    with_kernels.clear()
+    loss.backward()
+    assert tried and ("differentiate" in with_kernels) != view
+    for name, gradient in engine.per_sample_gradients().items():
+        torch.testing.assert_close(gradient, wanted[name])
+
+
 def test_a_norm_for_other_channels_is_refused_by_pytorch(with_kernels: list[str]) -> None:
     model = nn.GroupNorm(4, 8).requires_grad_(False)
     install(model)
@@ -152,8 +190,8 @@ def test_scale_and_shift_reach_the_kernel_contiguous(with_kernels: list[str]) ->
 
 def test_another_engines_rule_takes_the_place_of_a_faster_forward(with_kernels: list[str]) -> None:
     model = nn.GroupNorm(2, 4)
-    ((_, faster),) = _install_faster(model, Batch(lambda size: None))
-    rule = Site("norm", {}, Batch(lambda size: None), frozen_group_norm_forward, "forward")
+    ((_, faster),) = _install_faster(model, checked_batch())
+    rule = Site("norm", {}, checked_batch(), frozen_group_norm_forward, "forward")
     put_on(model, rule)
     uninstall(model, faster)
     assert site_of(model) is rule, "the other engine's stays when the first is detached"

@@ -115,23 +115,23 @@ def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) 
 def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
     """Of a module that trains nothing: for the kernel's sake alone."""
     trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
-    if not trained and _kernel_pays(module, input, module.num_groups):
+    if not trained and _kernel_pays(module, site, input, module.num_groups):
         return _by_group_norm_kernel(module, site, input, module.num_groups)
     return site.plain(input)
 
 
 def _group_norm(module: Any, site: Site, input: Tensor, groups: int) -> Tensor:
     x = site.batch_first(input, input.dim() - 1, foldable=False)
-    if _kernel_pays(module, x, groups):
+    if _kernel_pays(module, site, x, groups):
         return _by_group_norm_kernel(module, site, x, groups)
     return _channel_affine(module, site, F.group_norm(_norm_input(x), groups, None, None, module.eps))
 
 
-def _kernel_pays(module: Any, x: Tensor, groups: int) -> bool:
+def _kernel_pays(module: Any, site: Site, x: Tensor, groups: int) -> bool:
     """False also where PyTorch refuses: for it to say so."""
     values = [value for value in (module.weight, module.bias) if value is not None]
     fit = all(v.shape == x.shape[1:2] and v.dtype in (x.dtype, torch.float32) for v in values)
-    return fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
+    return bool(site.batch.channels_last_norms) and fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
 
 
 def _by_group_norm_kernel(module: Any, site: Site, x: Tensor, groups: int) -> Tensor:

@@ -22,6 +22,8 @@ from lsg.planning import Plan
 from lsg.subspace.refresh import Refresh
 from lsg.subspace.stack import make_stacks
 
+_VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
+
 
 class Recorder:
     """Owns the slots of a model and the rules on its modules, from `attach` to `detach`."""
@@ -156,7 +158,16 @@ class Recorder:
         another sample."""
         if self.model.training not in self._checked and self.batch.size is not None and self.batch.size > 1:
             run = self.model.forward if self.fast is None else self.fast.plain
-            check_independence(run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            inputs = (run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            if self.batch.channels_last_norms is None:
+                self.batch.channels_last_norms = True
+            try:
+                check_independence(*inputs)
+            except RuntimeError as error:
+                if not self.batch.channels_last_norms or _VIEW_REFUSED not in str(error):
+                    raise
+                self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
+                check_independence(*inputs)
             self._checked.add(self.model.training)
 
     @property

@@ -28,6 +28,8 @@ class Batch:
         self.records: int | None = None  # without the rows that padding adds
         self.rooted = False  # whether the forward in flight began at the model itself
         self.last_cast = LastCast()
+        # Whether norms may lay out their output channels last: None before the model was seen to bear it.
+        self.channels_last_norms: bool | None = None
         self._require = require
 
     def require(self, size: int) -> None:
