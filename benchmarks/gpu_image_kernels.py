@@ -7,9 +7,6 @@ One line a check, with the largest relative error; then times. Ends with status 
 
 import itertools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine
 from lsg.layers import conv, conv_kernel, group_norm_kernel
+from lsg.layers.optional_triton import without_kernels
 from lsg.methods import Method
 
 GEOMETRIES = {  # taps, stride, padding, dilation
@@ -85,12 +83,6 @@ def check_norm(dtype: torch.dtype, channels: int, groups: int) -> None:
     for part, a, b in zip(("output", "input", "scale", "shift"), found, wanted, strict=True):
         tolerance = 4e-3 if part == "input" and dtype is BF16 else 3e-6  # that gradient is rounded to the input's
         report(f"group norm {str(dtype)[6:]} {channels} channels, {groups} groups: {part}", error(a, b), tolerance)
-
-
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    with patch.object(conv_kernel, "pays", lambda *_: False), patch.object(group_norm_kernel, "pays", lambda *_: False):
-        yield
 
 
 def network() -> nn.Module:

@@ -29,7 +29,7 @@ def table() -> str:
         for t in sorted(done, key=lambda t: median(t["seconds"])):
             seconds = median(t["seconds"])
             speed = f"{t['samples'] / seconds:,.0f}"
-            lines.append(f"| {_workload(stem)} | {t['name']} | {speed} | {best / seconds:.2f} |")
+            lines.append(f"| {_workload(stem, document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
     return "\n".join(lines)
 
 
@@ -47,7 +47,7 @@ def memory() -> str:
         for name, peak in peaks.items():
             plain = [peaks.get("non-private"), peaks.get("non-private compiled")]
             ratios = " | ".join(f"{peak / other:.2f}" if other else "-" for other in plain)
-            lines.append(f"| {_workload(stem)} | {name} | {peak:.2f} | {ratios} |")
+            lines.append(f"| {_workload(stem, document)} | {name} | {peak:.2f} | {ratios} |")
     return "\n".join(lines)
 
 
@@ -55,8 +55,7 @@ def _document(stem: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
 
 
-def _workload(stem: str) -> str:
-    document = _document(stem)
+def _workload(stem: str, document: dict[str, Any]) -> str:
     older = " (older code)" if stem in OLDER else ""
     return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}{older}"
 

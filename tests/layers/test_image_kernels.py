@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, PrivacyEngine
-from lsg.layers import conv, conv_kernel, group_norm_kernel
+from lsg.layers import conv, conv_kernel, group_norm_kernel, optional_triton
 from lsg.layers.calls import untransformed
 from lsg.layers.factor_gradient import select
 from lsg.layers.norm import frozen_group_norm_forward
@@ -63,7 +63,7 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
     monkeypatch.setattr(conv_kernel, "pays", lambda x, g, groups: x.dim() == 4 and groups == 1 and untransformed())
     monkeypatch.setattr(group_norm_kernel, "pays", lambda x, groups: x.dim() == 4 and untransformed())
-    monkeypatch.setattr(group_norm_kernel, "AVAILABLE", True)
+    monkeypatch.setattr(optional_triton, "AVAILABLE", True)
     for module, stand_in in (
         (conv_kernel, patch_products),
         (group_norm_kernel, normalise),

@@ -1,14 +1,11 @@
 """Faster may not mean different: per-sample gradients of a fast path beside those of the plain one, random inputs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from lsg.bench.contenders import Setting, attach
 from lsg.bench.presets import workload
-from lsg.layers import kernels
+from lsg.layers.optional_triton import without_kernels
 from lsg.methods import Method
 from lsg.perf import PerfConfig
 
@@ -22,7 +19,7 @@ def difference(setting: Setting, method: Method, perf: PerfConfig) -> float:
     preset = setting.preset.scaled(layers=_LAYERS, micro_batches=_BATCHES)
     small = Setting(preset, workload(preset, setting.device), setting.device, setting.precision)
     fast = _gradients(small, method, perf)
-    with _without_kernels():
+    with without_kernels():
         plain = _gradients(small, method, PerfConfig())
     return float((fast - plain).norm() / plain.norm())
 
@@ -40,12 +37,3 @@ def _gradients(setting: Setting, method: Method, perf: PerfConfig) -> Tensor:
     vector = torch.cat([part.float().flatten() for part in found])
     engine.detach()
     return vector
-
-
-@contextmanager
-def _without_kernels() -> Iterator[None]:
-    available, kernels.AVAILABLE = kernels.AVAILABLE, False
-    try:
-        yield
-    finally:
-        kernels.AVAILABLE = available

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lsg.layers.calls import untransformed
 from lsg.layers.kernels import float32_products
-from lsg.layers.optional_triton import AVAILABLE, tl, triton
+from lsg.layers.optional_triton import AVAILABLE, tl, triton, usable
 
 if AVAILABLE:
 
@@ -58,8 +58,7 @@ _FEWEST_SAMPLES = 64  # a program runs over all positions of a sample, so a batc
 
 def pays(x: Tensor, g: Tensor, groups: int) -> bool:
     """Whether a convolution of x (B, channels, height, width), with g coming back, is for this module."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    if not (AVAILABLE and x.is_cuda and x.dim() == 4 and groups == 1 and x.dtype in dtypes and untransformed()):
+    if not (usable(x) and x.dim() == 4 and groups == 1 and untransformed()):
         return False
     if x.shape[0] < _FEWEST_SAMPLES or x.numel() == 0:
         return False

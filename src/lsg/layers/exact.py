@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lsg.layers import outer_kernel
+from lsg.layers.optional_triton import usable
 
 _MM_HAS_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()  # PyTorch 2.8 and later
 _PARTS = 3  # bfloat16 numbers of 8 bits that hold the 24 bits of a float32 number
@@ -48,7 +49,7 @@ def weighted_sum(rows_BTM: Tensor, columns_BTN: Tensor, weights_B: Tensor) -> Te
 
 def _weighted_parts(values_BTN: Tensor, weights_B: Tensor) -> Tensor:
     """(K, 3, N): each number times its sample's weight, in parts."""
-    if outer_kernel.takes(values_BTN):
+    if usable(values_BTN):
         return outer_kernel.weighted_parts(values_BTN, weights_B)
     return split((_finite(values_BTN) * weights_B.view(-1, 1, 1)).flatten(0, 1))
 

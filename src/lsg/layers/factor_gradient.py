@@ -9,10 +9,10 @@ The plain path is four batched products and two selections. On a CUDA device, wh
 several times in thin slices, one Triton kernel does it all (`kernels.py`); the plain path is its reference.
 """
 
-import torch
 from torch import Tensor
 
 from lsg.layers import kernels
+from lsg.layers.optional_triton import usable
 
 # One program handles one factor of one sample, so a batch has to fill the chip and a sample's tokens a tile.
 _FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 64, 8, 64
@@ -57,9 +57,7 @@ def plain_factor_gradients(
 
 def _kernel_pays(x_BTI: Tensor, row_factor: Tensor) -> bool:
     return (
-        kernels.AVAILABLE
-        and x_BTI.is_cuda
-        and x_BTI.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        usable(x_BTI)
         and x_BTI.shape[0] >= _FEWEST_SAMPLES
         and x_BTI.shape[1] >= _FEWEST_TOKENS
         and row_factor.shape[1] <= _LARGEST_RANK

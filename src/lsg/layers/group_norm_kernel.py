@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lsg.layers.calls import untransformed
-from lsg.layers.optional_triton import AVAILABLE, tl, triton
+from lsg.layers.optional_triton import AVAILABLE, tl, triton, usable
 
 if AVAILABLE:
 
@@ -117,8 +117,7 @@ _FEWEST_SAMPLES = 64  # one program runs over all positions of a sample, so a ba
 
 def pays(x: Tensor, groups: int) -> bool:
     """Whether x (B, channels, height, width) is for this module."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    if not (AVAILABLE and x.is_cuda and x.dim() == 4 and x.dtype in dtypes and untransformed()):
+    if not (usable(x) and x.dim() == 4 and untransformed()):
         return False
     fits = x.numel() > 0 and x.shape[1] % groups == 0 and x.shape[1] // groups <= _LARGEST_GROUP
     return fits and x.shape[0] >= _FEWEST_SAMPLES and x.is_contiguous(memory_format=torch.channels_last)

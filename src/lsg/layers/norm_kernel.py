@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lsg.layers.calls import untransformed
-from lsg.layers.optional_triton import AVAILABLE, tl, triton
+from lsg.layers.optional_triton import AVAILABLE, tl, triton, usable
 
 if AVAILABLE:
 
@@ -38,8 +38,7 @@ _BLOCK_D, _LARGEST_BLOCK_T = 128, 16
 
 
 def pays(x: Tensor) -> bool:
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return AVAILABLE and x.is_cuda and x.numel() > 0 and x.dtype in dtypes and untransformed()
+    return usable(x) and x.numel() > 0 and untransformed()
 
 
 def scale_and_shift_gradients(x: Tensor, g: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,13 @@
-"""Triton where it is installed. A CPU build of PyTorch comes without: AVAILABLE is False."""
+"""Triton where it is installed, and the one place that says whether its kernels may run.
+
+A CPU build of PyTorch comes without: AVAILABLE is False.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 try:
     import triton
@@ -9,4 +18,20 @@ except ImportError:
 else:
     AVAILABLE = True
 
-__all__ = ["AVAILABLE", "tl", "triton"]
+__all__ = ["AVAILABLE", "tl", "triton", "usable", "without_kernels"]
+
+
+def usable(values: Tensor) -> bool:
+    """Whether kernels can work on such a tensor: on a GPU, in a precision that they know."""
+    return AVAILABLE and values.is_cuda and values.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Everything by its plain path, the kernels' reference."""
+    global AVAILABLE
+    available, AVAILABLE = AVAILABLE, False
+    try:
+        yield
+    finally:
+        AVAILABLE = available

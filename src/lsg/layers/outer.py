@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lsg.layers import exact, outer_kernel
+from lsg.layers.optional_triton import usable
 
 _CANCELLED = 2.0**-6
 _CHUNK = 2**24  # numbers of explicit products at a time
@@ -53,7 +54,7 @@ class OuterProducts:
 
     def row_norms(self) -> Tensor:
         """(B), float64, at least `_CANCELLED` times the sum of the tokens' norms. Not finite for a broken sample."""
-        if outer_kernel.takes(self.rows):
+        if usable(self.rows):
             norms = outer_kernel.square_sums(self.rows, self.columns, self._mask()).sum(1, dtype=torch.float64).sqrt()
         else:
             size = max(1, _CHUNK // (self.rows.shape[2] * self.columns.shape[2]))

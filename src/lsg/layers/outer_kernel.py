@@ -61,11 +61,6 @@ if AVAILABLE:
             left -= rounded.to(tl.float32)
 
 
-def takes(values: Tensor) -> bool:
-    """Whether the kernels can work on such operands."""
-    return AVAILABLE and values.is_cuda and values.dtype in (torch.float32, torch.bfloat16, torch.float16)
-
-
 def square_sums(rows_BTM: Tensor, columns_BTN: Tensor, kept_MN: Tensor | None) -> Tensor:
     """Sums of squares of the kept elements of rows^T columns: (B, n) in float32, to be added up over n.
 

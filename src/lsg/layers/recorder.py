@@ -57,18 +57,17 @@ class Recorder:
         self._seen_weights: tuple[int, ...] | None = None
         self._before_refresh = generator.get_state()
         self._checked: set[bool] = set()  # the model's modes (training or not) in which samples were seen to stay apart
-        self._modules = [use.module for use in plan.uses]
-        sites: list[tuple[nn.Module, Site]] = []
+        self._sites: list[tuple[nn.Module, Site]] = []
         for use in plan.uses:
             slots: dict[str, Slot] = {}
             for local, name in use.parameters.items():
                 parts = plan.splits.get(name, [name])
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
-            sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
-        for module, site in sites:
-            install(module, site)
-        self._sites = sites + (_install_faster(model, self.batch) if device == "cuda" else [])
+            self._sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
+            install(*self._sites[-1])
+        if device == "cuda":
+            self._sites += _install_faster(model, self.batch)
         graphs = perf.graphs(device)
         self.fast: FastForward | None = None
         if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
@@ -158,7 +157,8 @@ class Recorder:
         another sample."""
         if self.model.training not in self._checked and self.batch.size is not None and self.batch.size > 1:
             run = self.model.forward if self.fast is None else self.fast.plain
-            inputs = (run, self._modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            modules = [module for module, site in self._sites if site.slots]
+            inputs = (run, modules, list(self.slots.values()), self.batch.size, args, kwargs)
             if self.batch.channels_last_norms is None:
                 self.batch.channels_last_norms = True
             try:

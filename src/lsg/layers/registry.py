@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lsg.layers import attention, conv, embedding, fallback, group_norm_kernel, intercept, linear, norm
+from lsg.layers import attention, conv, embedding, fallback, intercept, linear, norm, optional_triton
 from lsg.layers.site import RuleForward, has_own_forward
 from lsg.layers.slot import Layout
 
@@ -115,9 +115,8 @@ def rule_for(module: nn.Module) -> Rule:
 
 def faster_frozen(module: nn.Module) -> RuleForward | None:
     """For a module that trains nothing and so needs no rule: a forward with kernels that PyTorch does not have."""
-    if not group_norm_kernel.AVAILABLE or has_own_forward(module):
-        return None
-    return norm.frozen_group_norm_forward if type(module).forward is nn.GroupNorm.forward else None
+    has_kernels = optional_triton.AVAILABLE and rule_for(module).forward is norm.group_norm_forward
+    return norm.frozen_group_norm_forward if has_kernels else None
 
 
 def is_fallback(rule: Rule) -> bool:
