@@ -16,7 +16,7 @@ ORDER = (
     "decoder-bf16-cuda",
     "wrn28-4-tf32-cuda",
 )
-OLDER = ("encoder-bf16-cuda-all", "encoder-tf32-cuda", "wrn28-4-tf32-cuda")  # docs/performance.md says by how much
+OLDER = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
 
 
 def table() -> str:

@@ -85,7 +85,7 @@ def tuned() -> str:
 def on_gpu() -> str:
     """The stored tables, and how long their runs took."""
     cells = [json.loads(file.read_text()) for file in sorted((GPU_RESULTS / "cells").glob("*/result.json"))]
-    tables = [_demoted((GPU_RESULTS / f"{name}.md").read_text()) for name in ("figure-epsilon", "table2")]
+    tables = [_demoted((GPU_RESULTS / f"{name}.md").read_text()) for name in ("figure-epsilon", "negatives", "table2")]
     costs = []
     for task in dict.fromkeys(cell["config"]["task"] for cell in cells):
         low_rank = [c for c in cells if c["config"]["task"] == task and c["config"]["method"] in ("lsg", "rgp")]
@@ -98,12 +98,15 @@ def on_gpu() -> str:
 
 
 def cifar_curves() -> str:
-    """LSG's complete run beside RGP's, which was cut off."""
-    whole = json.loads((GPU_RESULTS / "cells" / "cifar10-lsg-r16-p0.3-eps3.3-seed0" / "result.json").read_text())
-    cut_off = GPU_RESULTS / "other-settings" / "cifar10-rgp-r16-eps3.3-seed0" / "metrics.jsonl"
-    rgp = [json.loads(line)["score"] for line in cut_off.read_text().splitlines()]
-    epochs = list(dict.fromkeys([*range(20, len(rgp), 20), len(rgp), len(whole["curve"])]))
-    rows = {"LSG": whole["curve"], "RGP": rgp}
+    """LSG and RGP beside DPSGD, which has fewer epochs and was cut off."""
+    cells = {"LSG": "cifar10-lsg-r16-p0.3-eps3.3-seed0", "RGP": "cifar10-rgp-r16-eps3.3-seed0"}
+    rows = {
+        name: json.loads((GPU_RESULTS / "cells" / cell / "result.json").read_text())["curve"]
+        for name, cell in cells.items()
+    }
+    cut_off = GPU_RESULTS / "other-settings" / "cifar10-dpsgd-eps3.3-seed0" / "metrics.jsonl"
+    rows["DPSGD"] = [json.loads(line)["score"] for line in cut_off.read_text().splitlines()]
+    epochs = sorted({*range(20, 201, 20), len(rows["DPSGD"])})
     lines = [f"| epoch | {' | '.join(map(str, epochs))} |", "|---" * (1 + len(epochs)) + "|"]
     for name, curve in rows.items():
         scores = (f"{100 * curve[epoch - 1]:.1f}" if epoch <= len(curve) else "-" for epoch in epochs)
