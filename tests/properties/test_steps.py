@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import PrivacyEngine, PrivacyError
 from lsg.methods import Method
+from lsg.subspace.importance import top_indices
 from tests.properties.architectures import DETERMINISTIC, Blueprint, blueprints, mean_loss, methods
 from tests.reference import attach
 
@@ -104,7 +105,7 @@ def test_noise_reaches_kept_entries_and_no_others(plan: Blueprint, method: Metho
         return lift(vector)
 
     engine._recorder.lift = spy
-    kept = {name: _reachable(slot) for name, slot in slots.items()}
+    kept = {name: _reachable(slot, method) for name, slot in slots.items()}
     if size:
         mean_loss(model, plan.samples(size)).backward()
     optimizer.step()
@@ -118,9 +119,11 @@ def test_noise_reaches_kept_entries_and_no_others(plan: Blueprint, method: Metho
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-def _reachable(slot: Any) -> Tensor | None:
+def _reachable(slot: Any, method: Method) -> Tensor | None:
     """Of the flat weight: what a mask of single elements lets through; None without such a mask."""
-    kept = slot.elements_kept if slot.subspace is None else slot.lifted_kept
+    kept = slot.elements_kept
+    if slot.subspace is not None and method.importance == "direct":
+        kept = top_indices(slot.value.abs().flatten(), method.sparsity_at(0))
     return None if kept is None else torch.zeros(slot.value.numel(), dtype=torch.bool).index_fill(0, kept, True)
 
 

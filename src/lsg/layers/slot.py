@@ -53,7 +53,6 @@ class Slot:
         self.narrow, self.maskable, self.scale = narrow, maskable, scale
         self.subspace: Subspace | None = None  # set at each logical step when projected
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
-        self.lifted_kept: Tensor | None = None  # of a projected slot: what of the lifted gradient stays ("direct")
         self.carriers: tuple[Tensor, ...] = ()
         self.calls = Calls()  # of the carriers' generation
         # The weight and the subspace's factors in other precisions, brought up to date by `recast`.

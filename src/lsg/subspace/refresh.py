@@ -30,7 +30,7 @@ class Refresh:
         cuda_graph: bool = False,
     ) -> None:
         self._stacks, self._slots, self._method, self._generator = stacks, slots, method, generator
-        self._wants_graph = cuda_graph and bool(stacks) and method.importance != "direct"
+        self._wants_graph = cuda_graph and bool(stacks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_is_for: tuple[Any, ...] = ()
         self._streams: list[torch.cuda.Stream] | None = None  # there are few, and libraries keep memory for each

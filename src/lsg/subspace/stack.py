@@ -23,6 +23,7 @@ class Stack:
         self.slots, self.layout = slots, slots[0].layout
         self._factors: tuple[Tensor, Tensor]  # L (k, m, r) and R (k, r, n)
         self._kept: tuple[Units, Units] = (None, None)  # indices and places (k, ...) on L's rows and on R's columns
+        self._lifted_sparsity = 0.0  # of a mask on the lifted gradient ("direct")
 
     def refresh(self, method: Method, sparsity: float, generator: torch.Generator) -> None:
         """Subspaces and masks of this step, from the weights alone."""
@@ -31,8 +32,7 @@ class Stack:
         left, right = decompose(matrices.mT if self.layout.transposed else matrices, method.rank, generator)
         self._factors = left, right
         if method.importance == "direct":
-            for slot, matrix in zip(self.slots, matrices, strict=True):
-                slot.lifted_kept = top_indices(matrix.abs().flatten(), sparsity)
+            self._lifted_sparsity = sparsity
         else:
             self._kept = self._important(method, sparsity, matrices, generator)
         kept_left, kept_right = (self._records(units) for units in self._kept)
@@ -80,10 +80,17 @@ class Stack:
         d_right = spread(on_right, right_kept, right.shape[2])
         lifted = lift(left, right, d_left, d_right, transposed=self.layout.transposed)
         for slot, gradient in zip(self.slots, lifted.unbind(), strict=True):
-            if slot.lifted_kept is not None:
-                flat = gradient.flatten()
-                gradient = torch.zeros_like(flat).index_copy(0, slot.lifted_kept, flat[slot.lifted_kept])
-            yield slot, gradient.view(slot.value.shape)
+            whole = gradient.view(slot.value.shape)
+            yield slot, _largest_weights_alone(whole, slot, self._lifted_sparsity) if self._lifted_sparsity else whole
+
+
+def _largest_weights_alone(gradient: Tensor, slot: Slot, sparsity: float) -> Tensor:
+    """The lifted gradient where the weight, which no step has moved since the refresh, is large; zero elsewhere."""
+    kept = top_indices(slot.value.abs().flatten(), sparsity)
+    if kept is None:
+        return gradient
+    flat = gradient.flatten()
+    return torch.zeros_like(flat).index_copy(0, kept, flat[kept]).view_as(gradient)
 
 
 def _apart(stack: Tensor) -> list[Tensor]:
