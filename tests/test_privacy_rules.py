@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lsg import DPSGD, LSG, RGP, PerfConfig, PrivacyError, SparseDPSGD
 from lsg.methods import Method
 from lsg.noise import add_noise
-from tests.reference import attach
+from tests.reference import assert_per_sample_gradients, attach
 
 METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), SparseDPSGD(sparsity=0.5), DPSGD()]
 CLIPPINGS = ["flat", "per_layer", "automatic"]
@@ -302,10 +302,15 @@ def test_positions_that_happen_to_number_as_many_as_samples_are_not_mistaken_for
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x + self.position(torch.arange(x.shape[1])))
 
-    model = Positioned()
-    attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match="influence each other"):
-        model(torch.randn(4, 4, 6))
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    assert_per_sample_gradients(Positioned().double(), DPSGD(), torch.randn(4, 4, 6).double(), 4, loss)
+    by_parts = Positioned()
+    attach(by_parts, DPSGD())
+    h = by_parts.layer(torch.randn(4, 4, 6))  # nothing tells what the four indices are
+    with pytest.raises(PrivacyError, match="embedding 'position' got 4 indices in a batch of 4 samples"):
+        by_parts.position(torch.arange(4)) + h
     other = Positioned()
     _, optimizer, _ = attach(other, DPSGD())
     other(torch.randn(3, 4, 6)).sum().backward()  # learnt here: indices without a batch dimension

@@ -292,3 +292,119 @@ def test_the_check_leaves_no_hook_on_an_input_that_wants_its_gradient() -> None:
     first, second = (torch.autograd.grad(model(x).sum(), x)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert not x._backward_hooks
+
+
+class Centre(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return mixed(x)
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+IN_FRONT = {
+    "of the inputs": (lambda: nn.Sequential(Centre(), nn.Linear(6, 6)), torch.randn(5, 6), "before layer '1'"),
+    "behind frozen layers": (
+        lambda: nn.Sequential(frozen(nn.Linear(6, 6)), nn.Tanh(), Centre(), nn.Linear(6, 6)),
+        torch.randn(5, 6),
+        "before layer '3'",
+    ),
+    "of frozen embeddings": (
+        lambda: nn.Sequential(frozen(nn.Embedding(9, 6)), Centre(), nn.Linear(6, 6)),
+        torch.arange(15).view(5, 3) % 9,
+        "before layer '2'",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", IN_FRONT)
+def test_mixing_in_front_of_the_first_trained_layer_is_found(where: str) -> None:
+    make, x, culprit = IN_FRONT[where]
+    model = make()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match=culprit):
+        model(x)
+
+
+class OwnBatchNorm(nn.Module):
+    """Sample by sample it would compute something else, and mix nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mixed(x) / (x.std(0) + 1e-5) * self.weight
+
+
+@pytest.mark.parametrize("first", [nn.Linear(6, 6), nn.Identity()])
+def test_a_batch_norm_written_by_hand_is_refused_by_name(first: nn.Module) -> None:
+    model = nn.Sequential(first, OwnBatchNorm(), nn.Linear(6, 2))
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match=r"in layer '1' \(OwnBatchNorm\)"):
+        model(torch.randn(2 + 4, 6))
+
+
+class Weighted(nn.Module):
+    """Takes weights that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        return weights @ x * self.scale
+
+
+class Causal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weighted = nn.Linear(6, 6), Weighted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weighted(self.first(x), torch.ones(x.shape[1], x.shape[1]).tril())
+
+
+def test_a_module_that_computes_something_else_sample_by_sample_is_refused() -> None:
+    model, x = Causal(), torch.randn(3, 4, 6)
+    wanted = model(x)
+    attach(model, DPSGD())
+    assert torch.allclose(model(x), wanted)
+    model = Causal()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match=r"layer 'weighted' \(Weighted\) computes something else"):
+        model(torch.randn(4, 4, 6))
+
+
+class Reentrant(nn.Module):
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 6), between), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.body, x.clone().requires_grad_(), use_reentrant=True))
+
+
+def test_a_reentrant_checkpoint_hides_nothing_from_the_check() -> None:
+    model = Reentrant(Centre())
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="before layer 'head'"):
+        model(torch.randn(5, 6))
+    fine = Reentrant(nn.Tanh())
+    engine, _, _ = attach(fine, DPSGD())
+    fine(torch.randn(5, 6)).sum().backward()
+    assert all(bool(gradient.any()) for gradient in engine.per_sample_gradients().values())
+
+
+def test_a_model_that_writes_to_its_inputs_is_checked_and_trained() -> None:
+    class Writes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x *= 2
+            return super().forward(x)
+
+    model = Writes(nn.Linear(6, 6))
+    attach(model, DPSGD())
+    x = torch.ones(5, 6)
+    model(x).sum().backward()
+    assert bool((x == 2).all())

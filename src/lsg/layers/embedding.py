@@ -81,6 +81,7 @@ def embedding(site: Site, token: Tensor, weight: Tensor, padding_idx: int | None
 
 
 def _per_sample_tokens(site: Site, token: Tensor) -> Tensor:
+    before = site.batch.size
     if token.dim() > 0:
         site.batch.require(token.shape[0])
     size = site.batch.size
@@ -89,6 +90,12 @@ def _per_sample_tokens(site: Site, token: Tensor) -> Tensor:
         return token.expand(size, *token.shape[1:])
     shared = token.dim() == 0 or token.shape[0] != size
     if site.shared_input is None:
+        site.unclear_input = token.dim() == 1 and size > 1 and not shared
+        if site.unclear_input and not site.batch.rooted and before == size:  # no check will tell
+            raise PrivacyError(
+                f"embedding '{site.name}' got {size} indices in a batch of {size} samples: one for each, or positions "
+                "that all share? Call the model as a whole first, on several samples, so that lsg can see"
+            )
         site.shared_input = shared  # decided once: a length that happens to equal the batch size must not flip it
     if site.shared_input:
         return token.expand(size, *token.shape)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.fast_forward import FastForward, cut_rows, pad_rows
 from lsg.layers.graphed import CudaTape
-from lsg.layers.independence import check_independence
+from lsg.layers.independence import Check
 from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
 from lsg.layers.site import Batch, Site, install, site_of, uninstall
@@ -157,18 +157,36 @@ class Recorder:
         another sample."""
         if self.model.training not in self._checked and self.batch.size is not None and self.batch.size > 1:
             run = self.model.forward if self.fast is None else self.fast.plain
-            modules = [module for module, site in self._sites if site.slots]
-            inputs = (run, modules, list(self.slots.values()), self.batch.size, args, kwargs)
+            sites = [(module, site) for module, site in self._sites if site.slots]
+            check = Check(self.model, run, [module for module, _ in sites], list(self.slots.values()))
             if self.batch.channels_last_norms is None:
                 self.batch.channels_last_norms = True
             try:
-                check_independence(*inputs)
+                self._check(check, (args, kwargs))
             except RuntimeError as error:
                 if not self.batch.channels_last_norms or _VIEW_REFUSED not in str(error):
                     raise
                 self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
-                check_independence(*inputs)
+                self._check(check, (args, kwargs))
             self._checked.add(self.model.training)
+
+    def _check(self, check: Check, inputs: tuple[Any, Any]) -> None:
+        """As many positions as samples, and indices may be either: what the check bears is what they are."""
+        assert self.batch.size is not None
+        try:
+            check(self.batch.size, inputs)
+        except PrivacyError as error:
+            unclear = [site for _, site in self._sites if site.unclear_input]
+            if not unclear:
+                raise
+            for site in unclear:
+                site.shared_input, site.unclear_input = True, False
+            try:
+                check(self.batch.size, inputs)
+            except Exception:
+                for site in unclear:
+                    site.shared_input = False
+                raise error from None
 
     @property
     def pending(self) -> bool:

@@ -60,6 +60,7 @@ class Site:
         self.bypass = False  # True while the rule itself runs the plain forward
         # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
         self.shared_input: bool | None = None  # indices have no batch dimension (positions)
+        self.unclear_input = False  # as many indices as samples were taken for one a sample
         self.batched_inputs: list[bool] | None = None  # which inputs have a batch dimension (vmap fallback)
         self.folds = False  # inputs are flattened (B, k)
 
