@@ -48,7 +48,11 @@ class Training:
             "max_physical_batch_size": PHYSICAL,
             "noise_generator": torch.Generator().manual_seed(seed),
         }
-        source = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=options.pop("batch_size", BATCH))
+        source = DataLoader(
+            TensorDataset(x, (x[:, 0] > 0).long()),
+            batch_size=options.pop("batch_size", BATCH),
+            generator=options.pop("sampling_generator", None),
+        )
         _, self.optimizer, self.loader = self.engine.make_private(
             module=self.model,
             optimizer=OPTIMIZERS[optimizer](self.model.parameters()),

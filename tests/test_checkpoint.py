@@ -92,12 +92,31 @@ def test_states_by_hand_in_any_order() -> None:
     torch.manual_seed(1)
     first, second = Training("lsg", "sgd"), Training("lsg", "sgd", seed=8)
     stop_at(first, "micro-batches")
-    second.engine.load_state_dict(first.engine.state_dict())
+    state = first.engine.state_dict()
+    torch.manual_seed(77)  # of dropout: the state has its own
+    second.engine.load_state_dict(state)
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(first.optimizer.state_dict())
     second.scheduler.load_state_dict(first.scheduler.state_dict())
     second.finish()
     assert first.trace + second.trace == whole.trace
+
+
+def test_one_generator_for_samples_and_noise_is_two_streams(tmp_path: Path) -> None:
+    """Or a continued batch would be completed by another draw, with records that are in its sum already."""
+
+    def training(seed: int) -> Training:
+        shared = torch.Generator().manual_seed(seed)
+        return Training(noise_generator=shared, sampling_generator=shared)
+
+    torch.manual_seed(1)
+    whole = training(3).finish()
+    torch.manual_seed(1)
+    interrupted = training(3)
+    stop_at(interrupted, "micro-batches")
+    interrupted.save(tmp_path / "run.ckpt")
+    continued = training(5).load(tmp_path / "run.ckpt").finish()
+    assert continued.trace == whole.trace and continued.result() == whole.result()
 
 
 def test_what_was_changed_during_training_is_continued(tmp_path: Path) -> None:

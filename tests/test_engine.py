@@ -1,11 +1,13 @@
 """The public API: what users of Opacus rely on, and what must not surprise them."""
 
 import copy
+import inspect
 import io
 import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ import torch.nn.utils.prune
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, LSG, ConfigurationError, NonPrivate, PrivacyEngine, PrivacyError, SwitchOn, explain
+from lsg import DPSGD, LSG, ConfigurationError, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, SwitchOn, explain
 from lsg.methods import Method
 from tests.reference import attach
 
@@ -241,8 +243,163 @@ def test_gradients_of_an_earlier_batch_do_not_reach_the_next_one() -> None:
     assert torch.allclose(optimizer.gradients.sum.vector[-2:], wanted, atol=1e-5)
     optimizer.step()
     F.cross_entropy(model(x2), y2).backward()
-    with pytest.raises(PrivacyError, match="are left"):
-        next(batches)
+    x3, y3 = next(batches)
+    F.cross_entropy(model(x3), y3).backward()
+    with pytest.raises(PrivacyError, match="were left"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("forget", ["optimizer", "model"])
+def test_gradients_that_are_not_for_the_step_can_be_forgotten(forget: str) -> None:
+    """A discriminator through which a generator's loss went after its own step."""
+    _, model, optimizer, loader = private(poisson_sampling=False, noise_multiplier=0.0)
+    for x, y in loader:
+        (optimizer if forget == "optimizer" else model).zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        model(torch.randn_like(x)).sum().backward()
+    assert optimizer.epochs_done == 1
+
+
+def test_zero_grad_of_the_model_forgets_per_sample_gradients() -> None:
+    wanted, x = network(), torch.randn(5, 10)
+    models = [copy.deepcopy(wanted) for _ in range(2)]
+    for number, model in enumerate(models):
+        engine, _, optimizer, _ = private(model, method=DPSGD(), noise_multiplier=0.0)
+        if number:
+            model(x + 1).sum().backward()  # to see what it does to x, say
+            model.zero_grad()
+            with pytest.raises(PrivacyError, match="no per-sample gradients"):
+                engine.per_sample_gradients()
+        model(x).sum().backward()
+        optimizer.step()
+        engine.detach()
+        assert "zero_grad" not in vars(model)
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+def test_a_copy_of_a_private_model_zeroes_its_own_gradients() -> None:
+    engine, model, _, _ = private()
+    model(torch.randn(5, 10)).sum().backward()
+    twin = copy.deepcopy(model)
+    twin(torch.randn(5, 10)).sum().backward()
+    twin.zero_grad()
+    assert all(p.grad is None for p in twin.parameters()) and engine.per_sample_gradients()
+
+
+def test_a_backward_that_comes_too_late_to_count_is_refused() -> None:
+    _, model, optimizer, loader = private()
+    with pytest.raises(PrivacyError, match=r"under torch\.no_grad"):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            model.eval()
+            model(torch.randn(len(x) + 3, 10))
+            model.train()
+            loss.backward()
+            optimizer.step()
+
+
+def test_the_sampler_serves_no_other_loader() -> None:
+    _, model, optimizer, loader = private()
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="no other"):
+            list(DataLoader(loader.dataset, batch_sampler=loader.batch_sampler))
+        train_epoch(model, optimizer, loader)
+
+
+def test_looking_at_a_batch_is_no_epoch() -> None:
+    """With 2.5 batches an epoch the second one is a step longer, which the budget of one has no room for."""
+    engine, model = PrivacyEngine(accountant="rdp"), network()
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(50), batch_size=20),
+        target_epsilon=3.0,
+        target_delta=1e-3,
+        epochs=1,
+        max_grad_norm=1.0,
+    )
+    held = iter(loader)
+    next(held)
+    next(iter(loader))
+    assert loader.epoch == 0
+    train_epoch(model, optimizer, loader)
+    assert loader.epoch == 1 and len(engine.accountant) == loader.steps(1) == 2 and loader.steps(2) == 5
+    with pytest.raises(PrivacyError, match="newer epoch"):
+        next(held)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"is_available": True, "is_initialized": True, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    with pytest.raises(ConfigurationError, match="one of 2 processes"):
+        private()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    engine, model = PrivacyEngine(accountant="rdp"), network()
+    _, optimizer, _ = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(), batch_size=BATCH),
+        target_epsilon=np.float64(3),
+        target_delta=np.float32(1e-3),
+        epochs=np.int64(2),
+        max_grad_norm=np.float32(1),
+        method=LSG(rank=np.int64(2), sparsity=np.float32(0.5)),
+    )
+    assert type(optimizer.max_grad_norm) is float and str(LSG(rank=np.int64(2))) == str(LSG(rank=2))
+    engine.detach()
+    *_, optimizer, _ = private(noise_multiplier=np.float32(1))
+    assert type(optimizer.noise_multiplier) is float
+
+
+@pytest.mark.parametrize("given", [{"grad_sample_mode": "hooks"}, {"criterion": nn.CrossEntropyLoss()}])
+def test_arguments_of_opacus_that_change_nothing_are_accepted(given: dict[str, Any]) -> None:
+    private(**given)
+
+
+def test_other_arguments_are_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="grad_sample_mode='ghost'"):
+        private(grad_sample_mode="ghost")
+    with pytest.raises(ConfigurationError, match="rand_on_empty"):
+        private(rand_on_empty=True)
+    with pytest.raises(TypeError, match="'noise'"):
+        private(noise=1.0)
+
+
+def test_a_compiled_models_forward_keeps_its_signature() -> None:
+    """transformers' `generate` asks it what the model takes."""
+    wanted = inspect.signature(network().forward)
+    engine, model, *_ = private(perf=PerfConfig(compile=True))
+    assert inspect.signature(model.forward) == wanted
+    twin = copy.deepcopy(model)
+    engine.detach()
+    assert "forward" not in vars(model)
+    engine, *_ = private(twin, perf=PerfConfig(compile=True))
+    assert inspect.signature(twin.forward) == wanted
+    engine.detach()
+    assert "forward" not in vars(twin)
+
+
+def test_a_linear_layers_output_can_be_written_to() -> None:
+    for shape in ((5, 10), (5, 3, 10)):
+        model = nn.Sequential(nn.Linear(10, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
+        engine, *_ = private(model, method=DPSGD())
+        x = torch.randn(shape)
+        model(x).square().mean().backward()
+        got = engine.per_sample_gradients()["0.weight"].mean(0)
+        engine.detach()
+        model(x).square().mean().backward()
+        assert torch.allclose(got, model[0].weight.grad, atol=1e-6)
+
+
+def test_lengths_that_mean_something_else_are_left_alone() -> None:
+    for lengths in ([3, 4], ["a"] * N, torch.ones(N, 2), lambda: None):
+        records = data()
+        records.lengths = lengths
+        *_, loader = private(data_loader=DataLoader(records, batch_size=BATCH))
+        assert loader.logical.lengths is None
 
 
 @pytest.mark.parametrize("workers", [{"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from lsg import DPSGD, PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.fix import fix
+from tests.reference import assert_per_sample_gradients
 
 
 def trained(norm: nn.Module) -> nn.Module:
@@ -117,3 +119,33 @@ def test_a_subclass_of_batch_norm_is_refused_by_name() -> None:
 
     with pytest.raises(ConfigurationError, match=r"the model: BatchNormThenRelu .* by hand"):
         fix(BatchNormThenRelu(4))
+
+
+class Recurrent(nn.Module):
+    """Takes what an RNN returns in both places: step by step, and of the last step (batch second)."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn = kind(5, 6, num_layers=2, bidirectional=True, batch_first=True).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps, state = self.rnn(x)
+        return steps.mean(1) + (state[0] if isinstance(state, tuple) else state)[-1].repeat(1, 2)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_trained_rnns_become_ones_that_compute_the_same_and_can_be_trained(kind: type[nn.RNNBase]) -> None:
+    model, x = Recurrent(kind), torch.randn(3, 4, 5).double()
+    assert not PrivacyEngine.is_compatible(model)
+    fixed = PrivacyEngine.get_compatible_module(model)
+    assert PrivacyEngine.is_compatible(fixed)
+    assert torch.allclose(fixed(x), model(x))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    assert_per_sample_gradients(fixed, DPSGD(), x, 3, loss)
+
+
+def test_frozen_rnns_stay() -> None:
+    assert type(fix(nn.LSTM(5, 6).requires_grad_(False))) is nn.LSTM

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg import DPSGD, LSG, RGP, PerfConfig, PrivacyError, SparseDPSGD
+from lsg import DPSGD, LSG, RGP, ConfigurationError, PerfConfig, PrivacyError, SparseDPSGD
 from lsg.methods import Method
 from lsg.noise import add_noise
 from tests.reference import assert_per_sample_gradients, attach
@@ -246,15 +246,21 @@ def test_a_weight_used_outside_its_module_is_refused_beside_the_last_steps_gradi
 
 
 def test_parameters_outside_the_plan_are_not_trained() -> None:
-    """Rule 8: unfreezing after make_private does not smuggle in a raw gradient."""
+    """Rule 8: unfreezing after make_private does not smuggle in a raw gradient, and is not passed over in silence."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[0].requires_grad_(False)
-    _, optimizer, _ = attach(model, DPSGD())
-    model[0].requires_grad_(True)
+    engine, optimizer, _ = attach(model, DPSGD())
     before = model[0].weight.detach().clone()
-    model(torch.randn(3, 6)).sum().backward()
+    loss = model(torch.randn(3, 6)).sum()
+    model[0].requires_grad_(True)
+    loss.backward()
     optimizer.step()
     assert torch.equal(model[0].weight, before)
+    with pytest.raises(ConfigurationError, match=r"'0\.weight' was unfrozen after make_private"):
+        model(torch.randn(3, 6))
+    engine.detach()
+    attach(model, DPSGD())
+    model(torch.randn(3, 6))
 
 
 class MixesSamples(nn.Module):

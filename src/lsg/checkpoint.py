@@ -1,4 +1,4 @@
-"""One file in, one file out: weights, optimizer, engine and torch's random states of a run, to continue it bit by bit.
+"""One file in, one file out: weights, optimizer and engine of a run, to continue it bit by bit.
 
 It is a safetensors file. Its metadata hold what is not a tensor, as JSON, and the SHA-256 of the whole file, computed
 with zeros in its own place. Nothing in it is ever executed.
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +19,7 @@ from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
 from lsg.ledger import sync_folder
 
-VERSION = 1
+VERSION = 2
 _KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON
 _START = (
     b'{"__metadata__":{"' + _KEY.encode() + b'":"'
@@ -43,7 +42,6 @@ def save_checkpoint(
         "optimizer_class": type(run.optimizer.original_optimizer).__qualname__,
         "optimizer": run.optimizer.state_dict(),
         "engine": engine.state_dict(),
-        "random": _random_states(engine),
         "extra": dict(extra or {}),
     }
     content = json.dumps({"version": VERSION, "state": _Writer(tensors).encode(state, "")})
@@ -81,11 +79,6 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
     run.module.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     engine.load_state_dict(state["engine"], replay=replay)
-    for device, random_state in state["random"].items():
-        if device == "cpu":
-            torch.set_rng_state(random_state)
-        elif torch.cuda.is_available():
-            torch.cuda.set_rng_state(random_state, device)
     extra: dict[str, Any] = state["extra"]
     return extra
 
@@ -210,10 +203,3 @@ def _check_optimizer(state: dict[str, Any], own: Any) -> None:
     saved, groups = state["optimizer"]["param_groups"], own.state_dict()["param_groups"]
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
         raise ConfigurationError("the optimizer's parameter groups differ from those in the file")
-
-
-def _random_states(engine: PrivacyEngine) -> dict[str, Tensor]:
-    """torch's default generators (dropout) of the processor and of the devices that the model is on."""
-    devices = {tensor.device for tensor in engine.run.module.parameters() if tensor.device.type == "cuda"}
-    states = {str(device): torch.cuda.get_rng_state(device) for device in devices}
-    return {"cpu": torch.get_rng_state(), **states}

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lsg.books import Books
 from lsg.errors import ConfigurationError
@@ -20,7 +21,7 @@ from lsg.noise_source import TorchNoise
 from lsg.optimizer import PrivateOptimizer, Progress
 from lsg.sampling import LogicalBatches
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Run:
             "noise": private and private.noise.state(),
             "noise_multiplier": self.optimizer.noise_multiplier,
             "max_grad_norm": private and self.optimizer.max_grad_norm,
+            "random": self._random_states(),
         }
 
     def check(self, state: Any) -> None:
@@ -86,13 +88,23 @@ class Run:
             for source in (self.sampler.source, *([private.noise] if private else [])):
                 source.renew()
         self.optimizer.resume(progress)
+        for device, random_state in state["random"].items():
+            if device == "cpu":
+                torch.set_rng_state(random_state)
+            elif torch.cuda.is_available():
+                torch.cuda.set_rng_state(random_state, device)
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """torch's default generators (dropout) of the processor and of the devices that the model is on."""
+        devices = {tensor.device for tensor in self.module.parameters() if tensor.device.type == "cuda"}
+        return {"cpu": torch.get_rng_state(), **{str(device): torch.cuda.get_rng_state(device) for device in devices}}
 
     def _private(self) -> PrivateGradients | None:
         gradients = self.optimizer.gradients
         return gradients if isinstance(gradients, PrivateGradients) else None
 
 
-_KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_multiplier", "max_grad_norm")
+_KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_multiplier", "max_grad_norm", "random")
 
 
 def describe(method: Method) -> str:

@@ -22,13 +22,23 @@ from lsg.ledger import Ledger, fingerprint, seal
 from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.noise_source import NoiseSource, TorchNoise, fresh_generator
+from lsg.opacus_arguments import check_opacus_arguments
 from lsg.optimizer import PrivateOptimizer
 from lsg.perf import PerfConfig
+from lsg.plain_numbers import plain
 from lsg.planning import make_plan
 from lsg.sampling import LogicalBatches, SamplingPlan
 from lsg.secure_noise import SecureNoise
 from lsg.subspace import Subspace
-from lsg.validate import check_budget, check_delta, check_model, check_noise, problems, trained_parameters
+from lsg.validate import (
+    check_budget,
+    check_delta,
+    check_model,
+    check_noise,
+    check_one_process,
+    trained_parameters,
+    untrained_parameters,
+)
 
 
 class PrivacyEngine:
@@ -74,14 +84,17 @@ class PrivacyEngine:
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
         perf: PerfConfig | None = None,
+        **opacus: Any,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta).
 
         The optimizer raises BudgetExceeded instead of a step that would pass the target.
         """
+        check_opacus_arguments("make_private_with_epsilon", opacus)
         if isinstance(method, NonPrivate):
             raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
-        if not isinstance(epochs, int) or epochs < 1:
+        target_epsilon, target_delta, epochs = (plain(value) for value in (target_epsilon, target_delta, epochs))
+        if not isinstance(epochs, int | float) or epochs < 1 or epochs != int(epochs):
             raise ConfigurationError(f"epochs={epochs!r} must be a whole number of at least 1")
         plan = sampling_plan(data_loader, poisson=poisson_sampling)
         check_budget(target_epsilon, target_delta, plan.records)
@@ -91,7 +104,7 @@ class PrivacyEngine:
                 "include: use a new PrivacyEngine, or make_private with a noise_multiplier"
             )
         check_model(module, trained_parameters(module, optimizer))  # before the calibration, which takes a while
-        sample_rate, steps = plan.accounted(epochs)
+        sample_rate, steps = plan.accounted(int(epochs))
         noise_multiplier = calibrate_noise(
             accountant=self.accountant.mechanism(),
             target_epsilon=target_epsilon,
@@ -113,6 +126,7 @@ class PrivacyEngine:
             batch_first=batch_first,
             noise_generator=noise_generator,
             perf=perf,
+            **opacus,
         )
         planned = Phase(noise_multiplier, sample_rate, steps)
         self.run.books.target = Target(self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned)
@@ -134,6 +148,7 @@ class PrivacyEngine:
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
         perf: PerfConfig | None = None,
+        **opacus: Any,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """Returns the same model, now recording per-sample gradients; a private optimizer; a Poisson loader.
 
@@ -141,20 +156,27 @@ class PrivacyEngine:
         perf: settings for speed; none changes a guarantee.
         loss_reduction: whether the loss given to `backward` is the mean or the sum over the micro-batch.
         noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
+        opacus: what Opacus takes beside these (`grad_sample_mode`, say), where it changes nothing here.
         """
+        check_opacus_arguments("make_private", opacus)
         method = LSG() if method is None else method
         perf = perf or PerfConfig()
+        noise_multiplier, max_grad_norm = plain(noise_multiplier), plain(max_grad_norm)
         if not isinstance(method, Method):
             raise ConfigurationError(f"method={method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
         if self._optimizer is not None:
             raise ConfigurationError("this engine is attached to a model already: call engine.detach() first")
+        check_one_process()
         if not batch_first:
             raise ConfigurationError("batch_first=False: inputs must have the batch first")
         if loss_reduction not in ("mean", "sum"):
             raise ConfigurationError(f"loss_reduction={loss_reduction!r} must be 'mean' or 'sum'")
         check_noise(noise_multiplier)
         if is_private(module):
-            raise ConfigurationError("module is attached to another PrivacyEngine: call that engine's detach() first")
+            raise ConfigurationError(
+                "module is attached to another PrivacyEngine: call that engine's detach() first (or make the model "
+                "anew, if that engine is lost, as when a notebook's cell is run twice)"
+            )
         if isinstance(optimizer, PrivateOptimizer):
             raise ConfigurationError("optimizer is private already: pass the original one")
         trained = trained_parameters(module, optimizer)
@@ -192,6 +214,7 @@ class PrivacyEngine:
                 streams.projection(device),
                 perf,
                 max_physical_batch_size if sampler.max_tokens is None else None,
+                untrained_parameters(module, optimizer),
             )
             gradients = PrivateGradients(
                 self._recorder,
@@ -276,7 +299,8 @@ class PrivacyEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """What a bit-identical continuation needs beside the states of model and optimizer: the books, the random
-        streams, the position in epoch and batch. Take it between two batches. It is secret: it can undo the noise.
+        streams (torch's own, for dropout, too), the position in epoch and batch. Take it between two batches. It is
+        secret: it can undo the noise.
         """
         return self.run.state_dict()
 
@@ -315,11 +339,16 @@ class PrivacyEngine:
     @staticmethod
     def is_compatible(module: nn.Module) -> bool:
         """Whether a model can be trained privately as it is."""
-        return not problems(module, [p for p in module.parameters() if p.requires_grad])
+        try:
+            check_model(module, [p for p in module.parameters() if p.requires_grad])
+            make_plan(module, LSG())
+        except ConfigurationError:
+            return False
+        return True
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:
-        """A copy of the model with its BatchNorms turned into GroupNorms."""
+        """A copy of the model with its BatchNorms turned into GroupNorms and its RNNs into Opacus's."""
         return fix(module)
 
 
@@ -346,7 +375,8 @@ class _Streams:
                 "data_loader has a generator of its own, but secure_mode=True draws samples that nobody can repeat: "
                 "make the DataLoader without generator="
             )
-        self._noise, self._sampling, self._secure = noise, sampling, secure
+        # One generator for both would be one stream, and going on from a saved state would draw other samples.
+        self._noise, self._sampling, self._secure = noise, None if sampling is noise else sampling, secure
         self._state = None if noise is None else bytes(noise.get_state().tolist())
 
     def noise(self, device: torch.device) -> NoiseSource:

@@ -32,6 +32,9 @@ class GradientSource(Protocol):
     def renew(self) -> None:
         """A new micro-batch: what an earlier one still computes must not reach it."""
 
+    def left_over(self) -> bool:
+        """Whether an earlier micro-batch left gradients that nobody collected or dropped."""
+
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
 
@@ -72,6 +75,9 @@ class PrivateGradients:
     def renew(self) -> None:
         self.recorder.renew()
 
+    def left_over(self) -> bool:
+        return self.recorder.left_over
+
     def forget_sum(self) -> None:
         self.recorder.holding = False
         self.sum = None
@@ -87,6 +93,11 @@ class PrivateGradients:
 
     @torch.no_grad()
     def collect(self, expected_size: int | None) -> None:
+        if self.recorder.missed:
+            raise PrivacyError(
+                "between a forward and its backward came a forward of another number of samples, and the gradients of "
+                "the first are lost: run forwards that are not for training under torch.no_grad()"
+            )
         if not self.recorder.pending:
             return
         size = self.recorder.batch.records
@@ -157,6 +168,9 @@ class PlainGradients:
 
     def renew(self) -> None:
         self.drop_pending()
+
+    def left_over(self) -> bool:
+        return False
 
     def forget_sum(self) -> None:
         self._sums = None

@@ -40,8 +40,9 @@ class StepGate(Protocol):
     def finish_epoch(self, epoch: int) -> None:
         """The last micro-batch of the epoch has been handed out, and the loop came back for more."""
 
-    def leave_epoch(self, epoch: int) -> None:
-        """No micro-batch is in flight any more: a step taken now is a step of its own."""
+    def leave_epoch(self, epoch: int) -> bool:
+        """No micro-batch is in flight any more: a step taken now is a step of its own. An epoch without any step does
+        not count. Returns whether it was the one under way."""
 
 
 class PrivateDataLoader(DataLoader[Any]):
@@ -71,6 +72,11 @@ class PrivateDataLoader(DataLoader[Any]):
     def sample_rate(self) -> float:
         return self.logical.plan.sample_rate
 
+    def steps(self, epochs: int) -> int:
+        """Logical steps in that many epochs: what a learning-rate schedule wants to know. Where the records are not a
+        multiple of the batch size epochs differ by a step, and `len` is that of the first."""
+        return self.logical.plan.steps(epochs)
+
     @property
     def epoch(self) -> int:
         """Epochs done. The next loop over the loader is epoch number `epoch`, counted from 0, or what is left of it."""
@@ -78,9 +84,11 @@ class PrivateDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         epoch = self._gate.enter_epoch()
+        self.logical.epoch_number = self._gate.epochs_done
         plan = self.logical.draw_epoch(*self._gate.done)
         self.generator.manual_seed(self.logical.epoch_seed())
-        batches = super().__iter__()
+        with self.logical.handed_out():
+            batches = super().__iter__()
         try:
             for logical in plan:
                 if not logical:
@@ -91,7 +99,8 @@ class PrivateDataLoader(DataLoader[Any]):
                     yield batch
             self._gate.finish_epoch(epoch)
         finally:
-            self._gate.leave_epoch(epoch)
+            if self._gate.leave_epoch(epoch):
+                self.logical.epoch_number = self._gate.epochs_done
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
@@ -130,11 +139,20 @@ def _not_poisson(sampler: Any) -> ConfigurationError:
 
 
 def known_lengths(dataset: Any) -> Sequence[int] | None:
-    """Lengths of the records where the data set tells them: an attribute `lengths`, or a column `length`."""
+    """Lengths of the records where the data set tells them, a number each: an attribute `lengths`, or a column
+    `length`."""
     lengths = getattr(dataset, "lengths", None)
     if lengths is None and "length" in (getattr(dataset, "column_names", None) or ()):
         lengths = dataset["length"]
-    return None if lengths is None or callable(lengths) else lengths
+    return lengths if _is_one_number_each(lengths, len(dataset)) else None
+
+
+def _is_one_number_each(lengths: Any, records: int) -> bool:
+    """Or else the name means something else there."""
+    try:
+        return torch.as_tensor(lengths).shape == (records,)
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:

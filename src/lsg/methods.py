@@ -15,6 +15,7 @@ from typing import Literal
 from torch import nn
 
 from lsg.errors import ConfigurationError
+from lsg.plain_numbers import plain
 from lsg.schedules import Constant, Schedule
 
 Importance = Literal["weight", "random", "factor", "direct"]
@@ -53,6 +54,8 @@ class Method:
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
+        for name in ("rank", "sparsity", "head_scale"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         if self.rank is not None and (not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1):
             raise ConfigurationError(f"{kind}: rank={self.rank!r} must be a whole number of at least 1")
         if not isinstance(self.sparsity, int | float) or not 0 <= self.sparsity < 1:

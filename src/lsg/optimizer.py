@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from lsg.clipping import Clipper
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.gradients import GradientSource, PrivateGradients
+from lsg.plain_numbers import plain
 
 
 class PrivateOptimizer(Optimizer):
@@ -35,7 +36,8 @@ class PrivateOptimizer(Optimizer):
         self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
         self._epoch: int | None = None  # of the private loader that hands out the batches, None outside of one
-        self._epochs_begun = 0
+        self._loops = 0  # over the loader, begun so far: tells one from an older one
+        self.epochs_done = 0
         self.done = (0, 0)  # of this epoch: logical batches that had their step, micro-batches of the next
         self._waiting: Progress | None = None  # a loaded position in the middle of an epoch, until the loop takes it up
         self._closed = False
@@ -97,7 +99,7 @@ class PrivateOptimizer(Optimizer):
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | list[float]) -> None:
         assert isinstance(self.gradients, PrivateGradients)
-        norm = tuple(value) if isinstance(value, list | tuple) else value
+        norm = plain(tuple(value) if isinstance(value, list | tuple) else value)
         self.gradients.clipper = replace(self._clipper, max_grad_norm=norm)
 
     @property
@@ -120,6 +122,11 @@ class PrivateOptimizer(Optimizer):
         if self._waiting is not None:
             raise PrivacyError(
                 "the loaded state is in the middle of an epoch: iterate over the loader to finish it before other steps"
+            )
+        if self._micro.size != 0 and self.gradients.left_over():
+            raise PrivacyError(
+                "gradients of an earlier batch, which had its step, were left when this one came: one backward and one "
+                "step a batch. Call optimizer.zero_grad() after a backward that is not for this optimizer's step"
             )
         if self._micro.stepped and self.gradients.pending():
             raise PrivacyError(
@@ -167,16 +174,19 @@ class PrivateOptimizer(Optimizer):
             for parameter in group["params"]:
                 parameter.grad = None  # nothing is trained on a gradient that did not come through release()
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
-        self._before_release(self.noise_multiplier, self._epoch)
+        self._before_release(self.noise_multiplier, None if self._epoch is None else self.epochs_done)
         self.gradients.release(self.noise_multiplier)
         self.original_optimizer.step()
         self.gradients.drop_pending()
 
     # -- what the loader tells (StepGate) ------------------------------------------------------------------------
     def enter_epoch(self) -> int:
-        self._epochs_begun += 1
-        self._epoch, self._micro, self.done = self._epochs_begun, _NO_BATCH, (0, 0)
+        if self._epoch is not None:
+            self.leave_epoch(self._epoch)
+        self._loops += 1
+        self._epoch, self._micro, self.done = self._loops, _NO_BATCH, (0, 0)
         self.gradients.forget_sum()
+        self.gradients.drop_pending()
         self.gradients.renew()
         if self._waiting is not None:
             self.done = self._waiting.logical, self._waiting.micro
@@ -184,10 +194,6 @@ class PrivateOptimizer(Optimizer):
                 self.gradients.load_partial_sum(self._waiting.partial_sum)
             self._waiting = None
         return self._epoch
-
-    @property
-    def epochs_done(self) -> int:
-        return self._epochs_begun - (self._epoch is not None)
 
     def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
         self.finish_epoch(epoch)
@@ -205,15 +211,16 @@ class PrivateOptimizer(Optimizer):
             raise PrivacyError(
                 "the loader was asked for the next batch before optimizer.step(): every batch of the loader needs one "
                 "step, or the steps taken and the steps accounted for would differ. lsg accumulates by itself; use "
-                "max_physical_batch_size for large batches"
+                "max_physical_batch_size for large batches, and a DataLoader of your own to look at the data"
             )
-        if self.gradients.pending():
-            raise PrivacyError("gradients of a batch that had its step are left: one backward and one step a batch")
 
-    def leave_epoch(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            self._epoch, self._micro = None, _ANY_BATCH
-            self.gradients.forget_sum()
+    def leave_epoch(self, epoch: int) -> bool:
+        if epoch != self._epoch:
+            return False
+        self.epochs_done += self.done != (0, 0)
+        self._epoch, self._micro = None, _ANY_BATCH
+        self.gradients.forget_sum()
+        return True
 
     # -- continuation --------------------------------------------------------------------------------------------
     def progress(self) -> "Progress":
@@ -223,7 +230,7 @@ class PrivateOptimizer(Optimizer):
         if self.gradients.pending() or (self._epoch is not None and not self._micro.stepped):
             raise PrivacyError("a batch is under way: save the state after its optimizer.step()")
         if self._epoch is None:
-            return Progress(self._epochs_begun)
+            return Progress(self.epochs_done)
         return Progress(self.epochs_done, *self.done, self.gradients.partial_sum())
 
     def check_idle(self) -> None:
@@ -234,7 +241,7 @@ class PrivateOptimizer(Optimizer):
     def resume(self, progress: "Progress") -> None:
         """Go on from there; the next loop over the loader finishes the epoch that was under way."""
         self.gradients.forget_sum()
-        self._epochs_begun, self._epoch, self._micro, self.done = progress.epochs, None, _ANY_BATCH, (0, 0)
+        self.epochs_done, self._epoch, self._micro, self.done = progress.epochs, None, _ANY_BATCH, (0, 0)
         self._waiting = progress if progress.logical or progress.micro else None
         self._opt_called = True  # torch's schedulers ask whether a step came before theirs: it did, in the saved run
 

@@ -84,6 +84,8 @@ def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator
             continue
         rule = rule_for(module)
         own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        for alias in getattr(module, "new_to_old", ()):  # Opacus's RNNs show their children's parameters as theirs
+            own.pop(alias, None)
         for child_name, child in module.named_children():
             if isinstance(child, nn.ParameterList | nn.ParameterDict):
                 own |= {f"{child_name}.{key}": p for key, p in child.named_parameters()}

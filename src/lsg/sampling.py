@@ -3,12 +3,13 @@
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.utils.data import Sampler
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, PrivacyError
 from lsg.noise_source import NoiseSource
 from lsg.perf import grid_size
 
@@ -79,6 +80,7 @@ class LogicalBatches(Sampler[Micro]):
         self.max_tokens = None if lengths is None else max_tokens
         self.epoch_number = 0
         self.epoch: list[Logical] = []
+        self._open = False
         self._before_draw: torch.Tensor | None = None  # the source's state before the epoch was drawn, if it has any
 
     def draw_epoch(self, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
@@ -112,8 +114,22 @@ class LogicalBatches(Sampler[Micro]):
         self.epoch_number, self.epoch, self._before_draw = epochs, [], None
         self.source.load_state(state)
 
+    @contextmanager
+    def handed_out(self) -> Iterator[None]:
+        """While lsg's loader asks for the micro-batches of the epoch drawn last, as often as it likes."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
     def __iter__(self) -> Iterator[Micro]:
-        """The micro-batches of the epoch drawn last; DataLoader may ask for them several times."""
+        if not self._open:
+            raise PrivacyError(
+                "this batch sampler serves the loader that make_private returned and no other: the steps of another "
+                "one's batches could not be accounted for. Iterate over that loader itself: with Accelerate prepare "
+                "the model alone, and give make_private max_physical_batch_size in place of a BatchMemoryManager"
+            )
         return iter([micro for logical in self.epoch for micro in logical])
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -35,7 +36,8 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
         elif isinstance(module, nn.Embedding) and own and module.scale_grad_by_freq:
             found.append(f"{label} uses scale_grad_by_freq, which mixes the samples of a batch; turn it off")
         elif isinstance(module, _NO_RULE) and own:
-            found.append(f"{label} has no per-sample rule; freeze its parameters or replace it")
+            way = "lsg.fix(model) replaces it" if type(module) in (nn.RNN, nn.LSTM, nn.GRU) else "replace it"
+            found.append(f"{label} has no per-sample rule; freeze its parameters, or {way}")
         elif hasattr(module, "parametrizations") and any(True for _ in module.parametrizations.parameters()):
             found.append(f"{label} is parametrized, which has no per-sample rule; remove the parametrization")
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
@@ -76,6 +78,20 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
             )
     in_optimizer = {id(p) for p in listed}
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
+
+
+def untrained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Those that the optimizer has and that are frozen."""
+    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad and id(p) in in_optimizer}
+
+
+def check_one_process() -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigurationError(
+            f"this is one of {dist.get_world_size()} processes (torch.distributed): lsg trains in one. Each would draw "
+            "samples and noise of its own, and the epsilon of one would not cover them all"
+        )
 
 
 def check_budget(epsilon: float, delta: float, records: int) -> None:

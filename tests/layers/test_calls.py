@@ -229,7 +229,8 @@ def test_a_batch_of_another_size_is_out_of_reach_of_the_last_one(calls: list[int
     late.backward()
     torch.testing.assert_close(engine.per_sample_gradients()["0.weight"], wanted)
     assert wanted.shape == (3, 8, 6)
-    optimizer.step()
+    with pytest.raises(PrivacyError, match="another number of samples"):  # but whoever wanted both is told
+        optimizer.step()
 
 
 def test_an_input_written_over_before_the_step_is_refused(calls: list[int]) -> None:

@@ -4,8 +4,10 @@ Only the forward proper is replaced. What decides on batches and subspaces runs 
 graph has no breaks and takes carriers and subspaces as inputs.
 """
 
+import inspect
 import itertools
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +29,7 @@ class FastForward:
     def __init__(self, model: nn.Module, slots: Sequence[Recordable], *, compiled: bool, tape: Tape | None) -> None:
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
-        self.plain = swap_in(model, "forward", _forward)
+        self.plain = swap_in(model, "forward", _signed(model.forward))
         run: Callable[..., Any] = _compiled(self.plain) if compiled else self.plain
         if tape is not None and not compiled:  # a compiler makes constants by itself
             run = without_host_constants(run)
@@ -73,6 +75,17 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _forward.__name__ = "forward"
+
+
+def _signed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`_forward` with the signature of a model's own: transformers' `generate` looks there for what a model takes."""
+    patch = types.FunctionType(_forward.__code__, _forward.__globals__, "forward")
+    own = inspect.signature(forward)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    patch.__signature__ = own.replace(parameters=[this, *own.parameters.values()])  # type: ignore[attr-defined]
+    return patch
+
+
 _numbers = itertools.count()
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.calls import Call
+from lsg.layers.calls import Call, untransformed
 from lsg.layers.factor_gradient import factor_gradients
 from lsg.layers.last_cast import can_share
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
@@ -47,7 +47,9 @@ class _Linear(torch.autograd.Function):
         output_carrier: Tensor | None,
         call: Call | None,
     ) -> Tensor:
-        return F.linear(x if x_cast is None else x_cast, weight, bias)
+        y = F.linear(x if x_cast is None else x_cast, weight, bias)
+        # Of three dimensions it may be a view, which nobody could write to: not what a layer returns.
+        return torch.ops.aten._unsafe_view(y, y.shape) if untransformed() and y._is_view() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

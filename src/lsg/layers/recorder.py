@@ -14,7 +14,7 @@ from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import Check
 from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
-from lsg.layers.site import Batch, Site, install, site_of, uninstall
+from lsg.layers.site import Batch, Site, install, site_of, swap_in, swap_out, uninstall
 from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
@@ -36,7 +36,9 @@ class Recorder:
         generator: torch.Generator,
         perf: PerfConfig,
         largest_batch: int | None = None,
+        untrained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
+        """untrained: parameters that the optimizer has and that are frozen; they have to stay so."""
         self.model, self.method, self.generator = model, method, generator
         device = generator.device.type
         self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
@@ -51,7 +53,9 @@ class Recorder:
         self.in_order = [slot for stack in self.stacks for slot in stack.slots] + self._dense
         # Where each of them stands among the model's trained parameters.
         self.positions = [list(self.slots).index(slot.name) for slot in self.in_order]
+        self._untrained = untrained or {}
         self.batch = Batch(self.prepare)
+        self.left_over = False  # whether an earlier micro-batch left gradients that nobody collected or dropped
         self.step = 0  # the logical step that the subspaces are for
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
         self._seen_weights: tuple[int, ...] | None = None
@@ -75,6 +79,8 @@ class Recorder:
             self.fast = FastForward(model, list(self.slots.values()), compiled=perf.compiles, tape=tape)
         self._refresh = Refresh(self.stacks, list(self.slots.values()), method, generator, cuda_graph=graphs)
         hooks = _RootHooks(self)
+        self._plain_zero_grad = swap_in(model, "zero_grad", _zero_grad)
+        model.__dict__["_lsg_forget"] = hooks.forget
         self._handles = [
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
             model.register_forward_hook(hooks.after, always_call=True),
@@ -87,6 +93,8 @@ class Recorder:
             handle.remove()
         if self.fast is not None:
             self.fast.remove()
+        swap_out(self.model, "zero_grad", self._plain_zero_grad)
+        del self.model.__dict__["_lsg_forget"]
         for module, site in self._sites:
             uninstall(module, site)
 
@@ -106,6 +114,12 @@ class Recorder:
             if not slot.parameter.requires_grad:
                 raise ConfigurationError(
                     f"parameter '{slot.name}' was frozen after make_private: freeze parameters before, or detach first"
+                )
+        for name, parameter in self._untrained.items():
+            if parameter.requires_grad:
+                raise ConfigurationError(
+                    f"parameter '{name}' was unfrozen after make_private, which gave it no rule: unfreeze parameters "
+                    "before, or detach first and call make_private again"
                 )
         armed = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self._refresh_if_stale()
@@ -192,6 +206,10 @@ class Recorder:
     def pending(self) -> bool:
         return any(slot.pending for slot in self.slots.values())
 
+    @property
+    def missed(self) -> bool:
+        return any(slot.missed for slot in self.slots.values())
+
     def per_sample(self) -> list[list[Tensor] | list[OuterProducts]]:
         """Per-sample gradients after a backward pass: for each slot in order, matrices (B, ...) or their factors."""
         return [slot.parts() for slot in self.in_order]
@@ -212,11 +230,13 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget the per-sample gradients of this micro-batch."""
+        self.left_over = False
         for slot in self.slots.values():
             slot.disarm()
 
     def renew(self) -> None:
         """Cut the tie to forwards so far: the next one gets carriers of its own."""
+        self.left_over = self.left_over or self.pending
         for slot in self.slots.values():
             slot.renew()
         self.batch.size = None
@@ -240,11 +260,12 @@ def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, Sit
 
 
 class _RootHooks:
-    """Hooks on the model itself: they learn the batch size of a forward. A copy of the model gets inert ones."""
+    """Hooks on the model itself: they learn the batch size of a forward, and when to forget its gradients. A copy of
+    the model gets inert ones."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = weakref.ref(recorder)
-        self.before, self.after = _Hook(self._before), _Hook(self._after)
+        self.before, self.after, self.forget = _Hook(self._before), _Hook(self._after), _Hook(self._forget)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder()
@@ -269,6 +290,20 @@ class _RootHooks:
         if batch.size is not None and batch.records is not None and batch.size > batch.records:
             return cut_rows(output, batch.records, batch.size)
         return None
+
+    def _forget(self) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.clear()
+
+
+def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+    """A model's own, which forgets per-sample gradients too."""
+    self.__dict__["_lsg_forget"]()
+    type(self).zero_grad(self, set_to_none)
+
+
+_zero_grad.__name__ = "zero_grad"
 
 
 class _Hook:

@@ -146,7 +146,12 @@ def is_private(model: nn.Module) -> bool:
 def has_own_forward(module: nn.Module) -> bool:
     """Whether somebody else has put a forward on this instance. A copy of a private module carries an inert one."""
     own = module.__dict__.get("forward")
-    return own is not None and getattr(own, "__func__", None) is not _PATCHES["forward"]
+    return own is not None and not _same_code(own, _PATCHES["forward"])
+
+
+def _same_code(method: Any, patch: Callable[..., Any]) -> bool:
+    """Whether a bound method is the patch, under whatever signature."""
+    return getattr(getattr(method, "__func__", None), "__code__", None) is patch.__code__
 
 
 def install(module: nn.Module, site: Site) -> None:
@@ -167,7 +172,7 @@ def uninstall(module: nn.Module, site: Site) -> None:
 
 def swap_in(module: nn.Module, method: str, patch: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a method on this instance alone. Returns what it had, without the inert patch that a copy carries."""
-    if getattr(module.__dict__.get(method), "__func__", None) is patch:
+    if _same_code(module.__dict__.get(method), patch):
         del module.__dict__[method]
     plain: Callable[..., Any] = getattr(module, method)
     setattr(module, method, types.MethodType(patch, module))

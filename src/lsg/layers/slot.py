@@ -54,6 +54,7 @@ class Slot:
         self.subspace: Subspace | None = None  # set at each logical step when projected
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
         self.carriers: tuple[Tensor, ...] = ()
+        self.replaced: list[Tensor] = []  # carriers of other sizes that this micro-batch had before
         self.calls = Calls()  # of the carriers' generation
         # The weight and the subspace's factors in other precisions, brought up to date by `recast`.
         self.casts: dict[torch.dtype, Tensor] = {}
@@ -106,17 +107,20 @@ class Slot:
         shapes = self.shapes(batch)
         if [carrier.shape for carrier in self.carriers] == shapes:
             return self.disarm()
-        self.renew()
+        self.replaced += self.carriers
+        self.calls = Calls()
         self.carriers = tuple(zeros(shape, self.dtype, self.parameter.device) for shape in shapes)
 
     def disarm(self) -> None:
         for carrier in self.carriers:
             carrier.grad = None
         self.calls.clear()
+        self.replaced.clear()
 
     def renew(self) -> None:
         """Out of reach of forwards so far: what they still compute arrives where nobody looks."""
         self.carriers, self.calls = (), Calls()
+        self.replaced.clear()
 
     def call(self, x: Tensor, *, stored_inputs_first: bool) -> Call | None:
         """For a layer that multiplies x (B, ..., in) with this weight: where to leave x and the output's gradient. None
@@ -129,6 +133,11 @@ class Slot:
             return None
         y_shape = (*x.shape[:-1], outputs)
         return self.calls.begin(y_shape, x.dtype, x.device, stored_inputs_first=stored_inputs_first)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a backward pass has left gradients where nobody looks."""
+        return any(carrier.grad is not None for carrier in self.replaced)
 
     @property
     def pending(self) -> bool:
