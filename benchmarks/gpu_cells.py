@@ -4,7 +4,7 @@
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
 preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
-of its method, or of the slowest method so far. Of each cell its result.json alone is kept.
+of its method and masks, or of the slowest so far. Of each cell its result.json alone is kept.
 """
 
 import gc
@@ -19,16 +19,18 @@ import torch
 
 import lsg.experiments.run as runs
 from lsg.experiments.config import RunConfig
+from lsg.experiments.folder import RunFolder
 from lsg.experiments.presets import preset
 
 
 class Lease:
-    """Runs cells as long as there is time for them."""
+    """Runs cells as long as there is time for them. checkpoints: a cell that is cut off goes on in the next call."""
 
-    def __init__(self, store: Path, seconds: float, records: int) -> None:
+    def __init__(self, store: Path, seconds: float, records: int, *, checkpoints: bool = False) -> None:
         self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
-        self._pace: dict[str, float] = {}  # seconds a sample, of each method's last cell
-        runs._CHECKPOINT_SECONDS = float("inf")
+        self._pace: dict[tuple[str, str], float] = {}  # seconds a sample, of the last cell of each method and masks
+        if not checkpoints:
+            runs._CHECKPOINT_SECONDS = float("inf")
 
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
         """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""
@@ -38,14 +40,16 @@ class Lease:
             earlier = runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
             if earlier.config == config:
                 return earlier
-        began = time.perf_counter()
-        pace = self._pace.get(config.method, max(self._pace.values(), default=0.0))
+        began, kind = time.perf_counter(), (config.method, config.importance)
+        pace = self._pace.get(kind, max(self._pace.values(), default=0.0))
         if began - self._start + pace * samples > self._limit:
             print(f"no time left for {name}", flush=True)
             return None
-        shutil.rmtree(folder, ignore_errors=True)  # cut off, or of other settings
+        resume = RunFolder(folder).checkpoint.exists()
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # cut off, or of other settings
         try:
-            result = runs.run(config, folder)
+            result = runs.run(config, folder, resume=resume)
         except Exception:  # the other cells go on
             print(f"{name} failed", flush=True)
             traceback.print_exc()
@@ -56,7 +60,7 @@ class Lease:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         took = time.perf_counter() - began
-        self._pace[config.method] = took / samples
+        self._pace[kind] = took / samples
         curve = " ".join(f"{100 * score:.1f}" for score in result.curve)
         print(
             f"[{time.perf_counter() - self._start:.0f} s] {name}: {100 * result.score:.2f} % at epsilon "

@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_cifar10.py CIFAR10 OUTPUT SECONDS METHOD:SEED...
 
-The cells go to OUTPUT/cells in the order given. Start it again to go on: complete ones are skipped.
+The cells go to OUTPUT/cells in the order given. Start it again to go on: complete ones are skipped, and one that was
+cut off goes on from its checkpoint.
 """
 
 import sys
@@ -19,7 +20,7 @@ RECORDS = 50_000
 
 def main(data: str, output: Path, seconds: float, wanted: list[str]) -> None:
     workload = scale("gpu-hour").using({"image": data}, {}).image
-    lease = Lease(output / "cells", seconds, RECORDS)
+    lease = Lease(output / "cells", seconds, RECORDS, checkpoints=True)
     for cell in wanted:
         method, seed = cell.split(":")
         config = replace(workload.config(method), seed=int(seed))
