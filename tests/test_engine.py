@@ -329,6 +329,30 @@ def test_looking_at_a_batch_is_no_epoch() -> None:
         next(held)
 
 
+def test_an_epoch_whose_step_fails_after_its_release_counts() -> None:
+    """Without Poisson sampling an epoch is one release: each that was begun costs, whatever became of it."""
+    engine, model, optimizer, loader = private(poisson_sampling=False)
+
+    def fails(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = optimizer.register_step_post_hook(fails)
+    for number in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            train_epoch(model, optimizer, loader)
+        assert len(engine.accountant) == loader.epoch == number + 1
+    handle.remove()
+    train_epoch(model, optimizer, loader)
+    assert len(engine.accountant) == loader.epoch == 4
+
+
+def test_forwards_of_many_sizes_without_a_step_leave_little_behind() -> None:
+    engine, model, *_ = private()
+    for size in range(2, 60):
+        model(torch.randn(size, 10))
+    assert all(len(slot._replaced) < 9 for slot in engine._recorder.slots.values())
+
+
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"is_available": True, "is_initialized": True, "get_world_size": 2}.items():
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)

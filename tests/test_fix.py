@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from lsg import DPSGD, PrivacyEngine
+from lsg import DPSGD, PrivacyEngine, PrivacyError
 from lsg.errors import ConfigurationError
 from lsg.fix import fix
-from tests.reference import assert_per_sample_gradients
+from tests.reference import assert_per_sample_gradients, attach
 
 
 def trained(norm: nn.Module) -> nn.Module:
@@ -145,6 +145,21 @@ def test_trained_rnns_become_ones_that_compute_the_same_and_can_be_trained(kind:
         return model(x).square().mean()
 
     assert_per_sample_gradients(fixed, DPSGD(), x, 3, loss)
+
+
+def test_packed_sequences_are_refused() -> None:
+    """An RNN sorts their rows, and what comes after it does not: a record's gradient would be in two rows."""
+
+    class Packs(Recurrent):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            lengths = torch.tensor([3, 4])
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.rnn(packed)[1][0][-1]
+
+    model = fix(Packs(nn.LSTM))
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="DPLSTM got a packed sequence"):
+        model(torch.randn(2, 4, 5).double())
 
 
 def test_frozen_rnns_stay() -> None:

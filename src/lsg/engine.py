@@ -36,6 +36,7 @@ from lsg.validate import (
     check_model,
     check_noise,
     check_one_process,
+    problems,
     trained_parameters,
     untrained_parameters,
 )
@@ -340,11 +341,10 @@ class PrivacyEngine:
     def is_compatible(module: nn.Module) -> bool:
         """Whether a model can be trained privately as it is."""
         try:
-            check_model(module, [p for p in module.parameters() if p.requires_grad])
             make_plan(module, LSG())
         except ConfigurationError:
             return False
-        return True
+        return not problems(module, [p for p in module.parameters() if p.requires_grad])
 
     @staticmethod
     def get_compatible_module(module: nn.Module) -> nn.Module:

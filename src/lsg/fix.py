@@ -27,9 +27,10 @@ def fix(model: nn.Module) -> nn.Module:
 
     In: any module; it is not changed. Out: a copy in which every BatchNorm is a GroupNorm with the same channels,
     eps, weight, bias, dtype, device and training flag, no InstanceNorm tracks running statistics, and every trained
-    RNN, LSTM or GRU is Opacus's, with the same weights. All other layers are copied as they are, and what was shared
-    stays shared. Hooks on a replaced layer are dropped. With other norms the copy computes another function than the
-    model: train it, and make its optimizer after the call. Refuses, by name, a BatchNorm it cannot replace.
+    RNN, LSTM or GRU is Opacus's, with the same weights, for padded sequences, not packed ones. All other layers are
+    copied as they are, and what was shared stays shared. Hooks on a replaced layer are dropped. With other norms
+    the copy computes another function than the model: train it, and make its optimizer after the call. Refuses, by
+    name, a BatchNorm it cannot replace.
     """
     for name, module in model.named_modules():
         _refuse_unknown(name, module)

@@ -37,6 +37,7 @@ class PrivateOptimizer(Optimizer):
         self.stepped = False  # whether the last call of step() was a real step
         self._epoch: int | None = None  # of the private loader that hands out the batches, None outside of one
         self._loops = 0  # over the loader, begun so far: tells one from an older one
+        self._begun = False  # whether this epoch had a step, or part of one, whatever became of it
         self.epochs_done = 0
         self.done = (0, 0)  # of this epoch: logical batches that had their step, micro-batches of the next
         self._waiting: Progress | None = None  # a loaded position in the middle of an epoch, until the loop takes it up
@@ -138,6 +139,7 @@ class PrivateOptimizer(Optimizer):
                 f"{self._micro.left} of the {self._micro.size} records of the batch have had no backward: accumulate() "
                 "takes in a part of a batch, and the rest must follow"
             )
+        self._begun = True
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
             self.gradients.collect(self._micro.left)
@@ -184,7 +186,7 @@ class PrivateOptimizer(Optimizer):
         if self._epoch is not None:
             self.leave_epoch(self._epoch)
         self._loops += 1
-        self._epoch, self._micro, self.done = self._loops, _NO_BATCH, (0, 0)
+        self._epoch, self._micro, self.done, self._begun = self._loops, _NO_BATCH, (0, 0), self._waiting is not None
         self.gradients.forget_sum()
         self.gradients.drop_pending()
         self.gradients.renew()
@@ -217,7 +219,7 @@ class PrivateOptimizer(Optimizer):
     def leave_epoch(self, epoch: int) -> bool:
         if epoch != self._epoch:
             return False
-        self.epochs_done += self.done != (0, 0)
+        self.epochs_done += self._begun
         self._epoch, self._micro = None, _ANY_BATCH
         self.gradients.forget_sum()
         return True

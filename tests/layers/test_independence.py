@@ -408,3 +408,87 @@ def test_a_model_that_writes_to_its_inputs_is_checked_and_trained() -> None:
     x = torch.ones(5, 6)
     model(x).sum().backward()
     assert bool((x == 2).all())
+
+
+class Keeps(nn.Module):
+    """Keeps a running mean of its inputs, a state as large as its batch, and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.state, self.count = nn.Linear(6, 6), None, 0
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.state = torch.zeros_like(x) if self.state is None else self.state
+        y = self.layer(x - self.mean) + self.state
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        self.last = x
+        return y
+
+
+def test_what_a_model_keeps_is_as_after_one_forward() -> None:
+    model, x = Keeps(), torch.randn(9, 6)
+    _, optimizer, _ = attach(model, DPSGD())
+    for number in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+        assert model.count == number + 1 and model.last is x
+    assert torch.allclose(model.mean, 0.19 * x.mean(0)) and not model.mean.requires_grad
+
+
+@pytest.mark.parametrize("layers", [4, 7, 8])
+@pytest.mark.parametrize("size", [5, 6, 9, 32])
+def test_outputs_that_are_not_batch_first_are_told_from_samples_by_their_number(layers: int, size: int) -> None:
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(layers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([layer(x) for layer in self.layers])
+
+    model = Stacked()
+    attach(model, DPSGD())
+    assert model(torch.randn(size, 6)).shape == (layers, size, 6)
+
+
+@pytest.mark.parametrize("size", [3, 6, 9])
+def test_an_input_that_samples_share_may_have_as_many_rows(size: int) -> None:
+    class Masked(nn.Module):
+        def __init__(self, *, mixes: bool) -> None:
+            super().__init__()
+            self.layer, self.mixes = nn.Linear(6, 6), mixes
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return (x @ x.mT + (mixed(mask) if self.mixes else mask)).softmax(-1) @ self.layer(x)
+
+    model = Masked(mixes=False)
+    attach(model, DPSGD())
+    assert model(torch.randn(size, size, 6), torch.zeros(size, size)).shape == (size, size, 6)
+    model = Masked(mixes=True)
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="influence each other"):  # through the second input, a sample's own
+        model(torch.randn(size, 4, 6), torch.randn(size, 4, 4))
+
+
+@dataclass
+class Record:
+    x: Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda x: {"x": x}, lambda x: UserDict(x=x), Record])
+def test_inputs_in_mappings_and_dataclasses_are_looked_at(wrap: Any) -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, inputs: Any) -> Tensor:
+            return self.layer(mixed(inputs.x if isinstance(inputs, Record) else inputs["x"]))
+
+    model = Takes()
+    engine, _, _ = attach(model, DPSGD())
+    engine._recorder.prepare(5)  # of a dataclass nobody knows the size
+    with pytest.raises(PrivacyError, match="before layer 'layer'"):
+        model(wrap(torch.randn(5, 6)))

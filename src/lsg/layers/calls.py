@@ -28,12 +28,12 @@ class Input:
 class Call:
     """One call of a layer, between its forward and its backward."""
 
-    def __init__(self, carrier: Tensor, inputs: dict[Tensor, Input], stored_inputs_first: bool) -> None:
-        self.carrier, self._inputs, self._stored_inputs_first = carrier, inputs, stored_inputs_first
+    def __init__(self, carrier: Tensor, calls: "Calls", stored_inputs_first: bool) -> None:
+        self.carrier, self._calls, self._stored_inputs_first = carrier, calls, stored_inputs_first
 
     def keep(self, x: Tensor) -> None:
         """From the backward: this is the input, (B, T, in). The gradient arrives in the carrier."""
-        self._inputs[self.carrier] = Input(x.detach(), x._version, self._stored_inputs_first)
+        self._calls.inputs[self.carrier] = Input(x.detach(), x._version, self._stored_inputs_first)
 
 
 class Calls:
@@ -53,7 +53,7 @@ class Calls:
         carrier = zeros(shape, dtype, device)
         if self.made is not None:
             self.made.append(carrier)
-        return Call(carrier, self.inputs, stored_inputs_first)
+        return Call(carrier, self, stored_inputs_first)
 
     @property
     def pending(self) -> bool:

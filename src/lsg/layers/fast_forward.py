@@ -80,8 +80,11 @@ _forward.__name__ = "forward"
 def _signed(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`_forward` with the signature of a model's own: transformers' `generate` looks there for what a model takes."""
     patch = types.FunctionType(_forward.__code__, _forward.__globals__, "forward")
-    own = inspect.signature(forward)
-    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        own = inspect.signature(forward)
+    except (TypeError, ValueError):  # it has none
+        return patch
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     patch.__signature__ = own.replace(parameters=[this, *own.parameters.values()])  # type: ignore[attr-defined]
     return patch
 

@@ -8,7 +8,10 @@ carriers. For a weight that leaves the factors of its gradients (`calls.py`), th
 own: they have a gradient wherever the weight has one.
 """
 
+import copy
+import dataclasses
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,11 +29,12 @@ from lsg.layers.probes import Probes
 from lsg.layers.site import site_of
 from lsg.layers.slot import Slot, calls_apart
 
-_FEW = 4  # of two samples a batch norm makes plus and minus one, whatever they are
 _ADVICE = (
     "per-sample clipping would not bound one sample's influence. Look for statistics or shuffles over the batch, "
-    "inputs that are not batch first, or a layer that mixes samples, and remove it"
+    "inputs that are not batch first, or a layer that mixes samples, and remove it. An input that samples share and "
+    "that has as many rows as there are samples wants a leading dimension of 1"
 )
+_KEPT = (Tensor, int, float, type(None))  # of what a module keeps, what a forward may change
 _one_at_a_time = threading.RLock()
 
 
@@ -53,15 +57,23 @@ class Check:
 
     def _without_rules(self, size: int, inputs: tuple[Any, Any]) -> str | None:
         """None, too, for a model that cannot run like this: with inputs that need gradients, say."""
-        for rows in dict.fromkeys((min(size, _FEW), size)):  # a model may insist on the batch that it got
-            try:
-                with _eagerly(), _plain(self._modules), _Samples(self._model, size, rows) as samples:
-                    return self._culprit(Probes(rows), samples.cut(inputs), lambda _: samples.leaves, outputs=True)
-            except PrivacyError:
-                raise
-            except Exception:
-                continue
-        return None
+        culprit = None
+        try:
+            for rows in _few(size):
+                culprit = self._of_samples(_Samples(self._model, size, rows), inputs)
+                if culprit is None:  # what has as many rows as there are samples belongs to them if it always has
+                    return None
+            return culprit
+        except Exception:
+            pass
+        try:  # it insists on its batch, or an input that samples share happens to have as many rows
+            return self._of_samples(_Samples(self._model, size, size, first_alone=True), inputs)
+        except Exception:
+            return None
+
+    def _of_samples(self, samples: "_Samples", inputs: tuple[Any, Any]) -> str | None:
+        with _eagerly(), _plain(self._modules), samples:
+            return self._culprit(Probes(samples.rows), samples.cut(inputs), lambda _: samples.leaves, outputs=True)
 
     def _with_rules(self, size: int, inputs: tuple[Any, Any]) -> str | None:
         def carriers(calls: list[Calls]) -> list[Tensor]:
@@ -92,6 +104,7 @@ class Check:
         args, kwargs = inputs
         try:
             with (
+                _left_alone(self._model),
                 torch.random.fork_rng(devices=self._devices),
                 calls_apart(self._slots) as calls,
                 _watched(self._modules, probes, outputs=outputs),  # not in backwards: checkpoints run layers again
@@ -105,8 +118,58 @@ class Check:
 
 def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
     """A model may write to its inputs."""
-    copied: tuple[Any, Any] = pytree.tree_map_only(Tensor, torch.clone, inputs)
+    copied: tuple[Any, Any] = _mapped(torch.clone, inputs)
     return copied
+
+
+def _mapped(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Each tensor changed, also in mappings and dataclasses that pytree does not know."""
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, UserDict):  # transformers' BatchEncoding
+            changed = copy.copy(value)
+            changed.data = _mapped(change, value.data)
+            return changed
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [field.name for field in dataclasses.fields(value) if field.init]
+            return dataclasses.replace(value, **{name: _mapped(change, getattr(value, name)) for name in fields})
+        return value
+
+    return pytree.tree_map(inside, values)
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """What the model keeps between batches (buffers, numbers and tensors of its modules) is put back at the end."""
+    spaces = [space for module in model.modules() for space in (module._buffers, module.__dict__)]
+    kept = [{name: value for name, value in space.items() if isinstance(value, _KEPT)} for space in spaces]
+    tensors = [value for found in kept for value in found.values() if isinstance(value, Tensor)]
+    values = {id(t): (t._version, t.detach().clone()) for t in tensors if not t.is_inference()}
+    try:
+        yield
+    finally:
+        for space, found in zip(spaces, kept, strict=True):
+            for name in [name for name, value in space.items() if isinstance(value, Tensor) and name not in found]:
+                del space[name]
+            space.update({name: _as_before(value, values) for name, value in found.items() if name in space})
+
+
+def _as_before(value: Any, values: dict[int, tuple[int, Tensor]]) -> Any:
+    if id(value) not in values or value._version == values[id(value)][0]:
+        return value
+    before = values[id(value)][1]
+    try:
+        return value.detach_().copy_(before)
+    except RuntimeError:  # a view cannot be detached in place
+        return before
+
+
+def _few(size: int) -> list[int]:
+    """Two numbers of samples to look at: what is a multiple of both has a row a sample. Of two samples a batch norm
+    would make plus and minus one, whatever they are."""
+    return [rows for rows in dict.fromkeys((7, 5, size - 1, size - 2)) if 2 <= rows < size][:2] or [size]
 
 
 @contextmanager
@@ -197,8 +260,9 @@ class _Samples:
     """A model's inputs for its first few samples, as leaves: real numbers themselves, indices where they are looked up
     in a table."""
 
-    def __init__(self, model: nn.Module, size: int, rows: int) -> None:
-        self._size, self._rows = size, rows
+    def __init__(self, model: nn.Module, size: int, rows: int, *, first_alone: bool = False) -> None:
+        """first_alone: of the inputs only the first is known to belong to samples."""
+        self._size, self.rows, self._first_alone = size, rows, first_alone
         self._tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
         self._hooks = ExitStack()
         self._indices: set[tuple[Any, ...]] = set()
@@ -213,13 +277,14 @@ class _Samples:
         self._hooks.close()
 
     def cut(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-        cut: tuple[Any, Any] = pytree.tree_map_only(Tensor, self._cut, inputs)
+        cut: tuple[Any, Any] = _mapped(self._cut, inputs)
         return cut
 
     def _cut(self, value: Tensor) -> Tensor:
-        if value.dim() == 0 or value.shape[0] != self._size:
-            return value
-        few = value[: self._rows].clone()
+        known = self.leaves or self._indices
+        if value.dim() == 0 or value.shape[0] != self._size or (self._first_alone and known):
+            return value.clone()
+        few = value[: self.rows].clone()
         if few.is_floating_point():
             return self._leaf(few)
         self._indices.add(_identity(few))

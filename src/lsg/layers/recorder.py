@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError
@@ -85,6 +86,7 @@ class Recorder:
             model.register_forward_pre_hook(hooks.before, with_kwargs=True),
             model.register_forward_hook(hooks.after, always_call=True),
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in self.slots.values()),
+            *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),
         ]
 
     def detach(self) -> None:
@@ -346,6 +348,15 @@ def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:
         )
 
     return hook
+
+
+def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Opacus's RNNs sort the samples of a packed sequence by length: their rows are not the batch's."""
+    if torch.is_grad_enabled() and any(isinstance(argument, PackedSequence) for argument in args):
+        raise PrivacyError(
+            f"a {type(module).__name__} got a packed sequence, whose rows are sorted by length, so that samples cannot "
+            "be told apart: give it the padded one, and leave padding out of the loss or the pooling"
+        )
 
 
 def batch_size(inputs: Any) -> int | None:

@@ -54,7 +54,8 @@ class Slot:
         self.subspace: Subspace | None = None  # set at each logical step when projected
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
         self.carriers: tuple[Tensor, ...] = ()
-        self.replaced: list[Tensor] = []  # carriers of other sizes that this micro-batch had before
+        # Carriers and calls of other sizes that this micro-batch had before, as long as a backward may reach them.
+        self._replaced: list[weakref.ref[Tensor] | weakref.ref[Calls]] = []
         self.calls = Calls()  # of the carriers' generation
         # The weight and the subspace's factors in other precisions, brought up to date by `recast`.
         self.casts: dict[torch.dtype, Tensor] = {}
@@ -107,7 +108,8 @@ class Slot:
         shapes = self.shapes(batch)
         if [carrier.shape for carrier in self.carriers] == shapes:
             return self.disarm()
-        self.replaced += self.carriers
+        known = [*self._replaced, *map(weakref.ref, self.carriers), weakref.ref(self.calls)]
+        self._replaced = [reference for reference in known if reference() is not None]
         self.calls = Calls()
         self.carriers = tuple(zeros(shape, self.dtype, self.parameter.device) for shape in shapes)
 
@@ -115,12 +117,12 @@ class Slot:
         for carrier in self.carriers:
             carrier.grad = None
         self.calls.clear()
-        self.replaced.clear()
+        self._replaced.clear()
 
     def renew(self) -> None:
         """Out of reach of forwards so far: what they still compute arrives where nobody looks."""
         self.carriers, self.calls = (), Calls()
-        self.replaced.clear()
+        self._replaced.clear()
 
     def call(self, x: Tensor, *, stored_inputs_first: bool) -> Call | None:
         """For a layer that multiplies x (B, ..., in) with this weight: where to leave x and the output's gradient. None
@@ -137,7 +139,11 @@ class Slot:
     @property
     def missed(self) -> bool:
         """Whether a backward pass has left gradients where nobody looks."""
-        return any(carrier.grad is not None for carrier in self.replaced)
+        for reference in self._replaced:
+            place = reference()
+            if place is not None and (place.pending if isinstance(place, Calls) else place.grad is not None):
+                return True
+        return False
 
     @property
     def pending(self) -> bool:
