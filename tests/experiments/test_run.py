@@ -19,8 +19,10 @@ from lsg import ConfigurationError, __version__
 from lsg.experiments import prepare
 from lsg.experiments.config import RunConfig
 from lsg.experiments.config_file import read_settings
+from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.prepare import prepare_data
+from lsg.experiments.privacy_statement import Spent, privacy_statement
 from lsg.experiments.run import RunResult, run
 from lsg.tasks.models import load_trained_image_model
 from tests.tasks.tiny import glue_sst2, tiny_bert
@@ -400,6 +402,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     ("settings", "message"),
     [
         ({"max_length": 64}, "--max-length 64 is more than the 40 tokens"),
+        ({"max_length": 2}, "--max-length 2: --model .* needs at least 3"),
         ({"model": "/nowhere/at/all"}, "--model /nowhere/at/all: cannot load"),
         ({"data": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
@@ -420,6 +423,64 @@ def test_a_tokenizer_that_knows_more_tokens_than_the_model_is_refused(texts: Run
     BertModel(BertConfig(vocab_size=10, **shape)).save_pretrained(tmp_path / "small")
     with pytest.raises(ConfigurationError, match="its tokenizer knows 16 tokens and its model 10"):
         run(replace(texts, model=str(tmp_path / "small")), tmp_path / "run")
+
+
+def test_more_tokens_than_positions_are_refused(texts: RunConfig, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    shutil.copytree(texts.model, tmp_path / "short")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=16, max_position_embeddings=3, **shape)).save_pretrained(tmp_path / "short")
+    with pytest.raises(ConfigurationError, match=r"the longest text has \d+ tokens, and --model .* has 3 positions"):
+        run(replace(texts, model=str(tmp_path / "short")), tmp_path / "run")
+
+
+def test_a_model_that_fails_at_its_first_step_is_told_in_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes cannot be multiplied\nat length")
+
+    monkeypatch.setattr("lsg.experiments.evaluation.Classifier.loss", fails)
+    with pytest.raises(
+        ConfigurationError, match=r"--model small-cnn failed at its first step: shapes cannot be mul\w+$"
+    ):
+        run(DIGITS, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_mixed_in(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    for folder in (first, second):
+        folder.check(DIGITS, resume=False)
+    first.create(DIGITS)
+    with pytest.raises(ConfigurationError, match="another process has begun a run"):
+        second.create(replace(DIGITS, seed=2))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_damaged_result_is_named(content: str, finished: tuple[Path, RunResult], tmp_path: Path) -> None:
+    shutil.copytree(finished[0], tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"result\.json is damaged"):
+        run(DIGITS, tmp_path / "run", resume=True)
+
+
+def test_a_huge_epsilon_has_a_statement() -> None:
+    spent = Spent(
+        epsilon=4986.0,
+        noise_multiplier=0.1,
+        sample_rate=0.1,
+        expected_batch_size=10,
+        steps=10,
+        records=100,
+        noise_dimensions=10,
+        trained_parameters=10,
+    )
+    assert (
+        "e^4986"
+        in privacy_statement(replace(DIGITS, epsilon=None, noise_multiplier=0.1), spent, "data", {})["statement"]
+    )
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------

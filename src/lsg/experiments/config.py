@@ -90,9 +90,11 @@ class RunConfig:
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
-        for name in ("train_limit", "validation", "seed", "weight_decay", "momentum"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more")
+        for name in ("train_limit", "validation", "weight_decay", "momentum"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more, and finite")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigurationError(f"--seed {self.seed} must be 0 or more, and less than 2^63")
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"--delta {self.delta} must lie between 0 and 1")
         self._check_budget()

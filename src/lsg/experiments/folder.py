@@ -20,6 +20,7 @@ class RunFolder:
         self.path = path
         self.checkpoint = path / "checkpoint" / "state.safetensors"
         self.tensorboard = path / "tensorboard"
+        self._was_there = False
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
@@ -39,6 +40,7 @@ class RunFolder:
                 f"--output {self.path} holds a run already: go on with it by --resume, or choose another folder"
             )
         self._check_same(config)
+        self._was_there = True
 
     def _check_same(self, config: RunConfig) -> None:
         begun, wanted = read_settings(self.path / "config.toml"), config.to_dict()
@@ -50,13 +52,34 @@ class RunFolder:
     def create(self, config: RunConfig) -> None:
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / "config.toml").is_file():
+        begun = (self.path / "config.toml").is_file()
+        if begun and not self._was_there:
+            raise ConfigurationError(f"--output {self.path}: another process has begun a run there meanwhile")
+        if not begun:
             write_whole(self.path / "config.toml", to_toml(config.to_dict()))
+
+    def abandon(self) -> None:
+        """Remove a run that has only begun, unless it was there before."""
+        if self._was_there:
+            return
+        for name in ("config.toml", "metrics.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def result(self) -> dict[str, Any] | None:
         """What a complete run left, None of one that is not complete."""
         path = self.path / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigurationError(f"{path} is damaged: it holds no result of a run")
+        return found
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         write_whole(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows))

@@ -11,7 +11,7 @@ from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.listener import Listener
 from lsg.tasks.data import Images, Records, TaskData, Texts
-from lsg.tasks.encoded import Encoded, encode_images, encode_texts
+from lsg.tasks.encoded import Encoded, EncodedTexts, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, load_image_model, load_text_model, load_tokenizer, select_trained
 
 SPLIT_SEED = 0  # of train_limit and validation: the same records for every seed of a run
@@ -74,6 +74,13 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
             raise ConfigurationError(f"{data.source}: its part '{name}' has no records")
     if isinstance(data.train, Images):
         shape = ImageShape(len(data.label_names), *data.train.pixels.shape[1:])
+        for name, part in parts.items():
+            size = tuple(_images(part).pixels.shape[1:])
+            if size != tuple(data.train.pixels.shape[1:]):
+                raise ConfigurationError(
+                    f"{data.source}: images of its part '{name}' have channels, height and width {size}, those for "
+                    f"training {tuple(data.train.pixels.shape[1:])}"
+                )
         mean, deviation = NORMALISATION.get(config.task, PLAIN_NORMALISATION)
         train, *rest = (encode_images(_images(part), mean, deviation, device) for part in parts.values())
         return Prepared(
@@ -85,6 +92,10 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
             f"--max-length {config.max_length} is more than the {tokenizer.model_max_length} tokens that --model "
             f"{config.model} can read"
         )
+    pairs = _texts(data.train).pairs is not None
+    least = tokenizer.num_special_tokens_to_add(pair=pairs) + 1
+    if config.max_length < least:
+        raise ConfigurationError(f"--max-length {config.max_length}: --model {config.model} needs at least {least}")
     encoded = {}
     for name, part in parts.items():
         report = partial(listener.tokenized, name, total=len(part))
@@ -131,6 +142,7 @@ def prepare_model(config: RunConfig, data: Prepared, device: torch.device, liste
             listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
         if model.config.pad_token_id is None:
             model.config.pad_token_id = data.tokenizer.pad_token_id
+        _check_positions(model, config, data)
         rows = model.get_input_embeddings().num_embeddings
         if len(data.tokenizer) > rows:
             raise ConfigurationError(
@@ -141,6 +153,18 @@ def prepare_model(config: RunConfig, data: Prepared, device: torch.device, liste
     if data.shape is not None and device.type == "cuda":
         model.to(memory_format=torch.channels_last)
     return model
+
+
+def _check_positions(model: nn.Module, config: RunConfig, data: Prepared) -> None:
+    """A tokenizer need not know how many positions its model has learnt."""
+    parts = [part for part in (data.train, *data.evaluation.values()) if isinstance(part, EncodedTexts)]
+    longest = max(int(part.lengths.max()) for part in parts)
+    for name, table in model.named_modules():
+        if isinstance(table, nn.Embedding) and name.endswith("position_embeddings") and table.num_embeddings < longest:
+            raise ConfigurationError(
+                f"--max-length {config.max_length}: the longest text has {longest} tokens, and --model {config.model} "
+                f"has {table.num_embeddings} positions"
+            )
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -59,8 +59,7 @@ def privacy_statement(config: RunConfig, spent: Spent, source: str, versions: di
 
 def _statement(config: RunConfig, spent: Spent) -> str:
     epsilon = epsilon_text(spent.epsilon)
-    odds = math.exp(float(epsilon))
-    times = f"{odds:.3g} times" if odds < 1000 else f"e^{epsilon} times"
+    times = f"{math.exp(float(epsilon)):.3g} times" if float(epsilon) < math.log(1000) else f"e^{epsilon} times"
     return (
         f"This model was trained on {spent.records:,} records with ({epsilon}, {config.delta:g})-"
         "differential privacy. One record is one training example, and the guarantee is about adding it to the data or "

@@ -16,7 +16,7 @@ from torch import nn
 
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, LsgError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
 from lsg.experiments.files import naming
@@ -90,7 +90,16 @@ def run(
         model = prepare_model(config, data, device, listener)
         training = _Training(config, data, model, device, folder, listener)
         folder.create(config)
-        rows = training.go(checkpoint_every)
+        try:
+            rows = training.go(checkpoint_every)
+        except Exception as error:
+            if training.engine.accountant.history:
+                raise
+            folder.abandon()  # nothing was trained: the next try finds an empty place
+            if isinstance(error, RuntimeError) and not isinstance(error, LsgError | torch.OutOfMemoryError):
+                told = str(error).splitlines()[0]
+                raise ConfigurationError(f"--model {config.model} failed at its first step: {told}") from error
+            raise
         return training.finish(rows)
 
 

@@ -139,6 +139,7 @@ def test_evaluation_data_needs_the_same_columns_and_labels(tmp_path):
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b"\n', ", line 2: not valid JSON"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n\n{"text": "b", "label": 1}\n', ", line 2: not valid JSON"),
         ("a.jsonl", b"[1, 2]\n", ", line 1: not a JSON object"),
+        ("a.jsonl", b'{"text": "a \\ud83d", "label": 0}\n', ", line 1: 'text' holds half a character"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', ", line 2: no 'label'; it has 'text'"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": 7, "label": 1}\n', ", line 2: 'text' is 7, not a text"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": null, "label": 1}\n', ", line 2: 'text' is empty"),

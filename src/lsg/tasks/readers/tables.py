@@ -106,9 +106,20 @@ def read_jsonl(path: Path, wanted: WantedColumns) -> Table:
         for name, store in values.items():
             if name not in row:
                 raise ConfigurationError(f"{path}, line {number}: no '{name}'; it has {listed(row)}")
+            if isinstance(row[name], str) and not _is_unicode(row[name]):
+                raise ConfigurationError(f"{path}, line {number}: '{name}' holds half a character (a lone surrogate)")
             store.append(row[name])
         numbers.append(number)
     return Table(str(path), columns, values, numbers)
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can write what no text can hold: \\ud83d alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_parquet(path: Path, wanted: WantedColumns) -> Table:
