@@ -144,14 +144,17 @@ def test_a_truncated_row_and_a_model_without_classifier_are_named(tmp_path: Path
 
 def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: Any, done: int) -> None:
-        raise KeyboardInterrupt
+        if done == 3:
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(_Bar, "step", stop)
-        answer = lsg("train", *FAST, "--epsilon", "3", "--output", tmp_path / "run")
-    assert answer.exit_code == 130
-    assert f"Go on with: lsg train --resume --output {tmp_path / 'run'}" in answer.stdout
-    assert lsg("train", "--resume", "--output", tmp_path / "run").exit_code == 0
+    for every, told in ((1, "Go on with"), (0, "There is no checkpoint yet. Start over with")):
+        output = tmp_path / str(every)
+        with monkeypatch.context() as patch:
+            patch.setattr(_Bar, "step", stop)
+            answer = lsg("train", *FAST, "--epsilon", "3", "--output", output, "--checkpoint-every", every)
+        assert answer.exit_code == 130
+        assert f"{told}: lsg train --resume --output {output}" in answer.stdout
+        assert lsg("train", "--resume", "--output", output).exit_code == 0
 
 
 def test_a_full_disk_ends_the_command_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,6 +466,20 @@ def test_a_damaged_result_is_named(content: str, finished: tuple[Path, RunResult
         run(DIGITS, tmp_path / "run", resume=True)
 
 
+def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    class Notes(Listener):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    listener = Notes()
+    config = replace(DIGITS, method="non-private", epsilon=None, noise_multiplier=None, lr=1e30, epochs=1)
+    run(config, tmp_path / "run", listener=listener)
+    assert any("diverged" in note for note in listener.notes)
+
+
 def test_a_huge_epsilon_has_a_statement() -> None:
     spent = Spent(
         epsilon=4986.0,

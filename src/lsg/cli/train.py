@@ -30,6 +30,7 @@ from lsg.experiments.config import (
     plain_type,
 )
 from lsg.experiments.config_file import read_settings
+from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.presets import preset
 from lsg.experiments.run import RunResult, run
@@ -182,8 +183,14 @@ def _watched(console: Console, config: RunConfig, output: Path, resume: bool, ch
     try:
         return run(config, output, resume=resume, listener=_Bar(bar, config.epochs), checkpoint_every=checkpoint_every)
     except KeyboardInterrupt:
-        if bar.live.is_started:
-            console.print(f"Stopped. Go on with: lsg train --resume --output {output}", soft_wrap=True, highlight=False)
+        folder = RunFolder(output)
+        if folder.checkpoint.exists():
+            told = f" Go on with: lsg train --resume --output {output}"
+        elif (output / "config.toml").exists():
+            told = f" There is no checkpoint yet. Start over with: lsg train --resume --output {output}"
+        else:
+            told = " Nothing was written."
+        console.print(f"Stopped.{told}", soft_wrap=True, highlight=False)
         raise
     finally:
         if bar.live.is_started:  # one that shows nothing yet would leave an empty line
@@ -196,7 +203,7 @@ class _Bar(Listener):
     def __init__(self, bar: Progress, epochs: int) -> None:
         self._bar, self._epochs, self._batch_size = bar, epochs, 0
         self._task: TaskID | None = None
-        self._epsilon, self._loss = "0.00", "-"
+        self._epsilon, self._epochs_done, self._loss = "0.00", 0, "-"
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
@@ -212,6 +219,7 @@ class _Bar(Listener):
 
     def started(self, plan: RunPlan) -> None:
         self._batch_size, self._epsilon = plan.batch_size, epsilon_text(plan.epsilon)
+        self._epochs_done = plan.epochs_done
         self.note(
             f"{plan.records:,} records, {plan.steps:,} steps of about {plan.batch_size:,}, noise multiplier "
             f"{plan.noise_multiplier:.4g} on {plan.noise_dimensions:,} numbers for {plan.trained_parameters:,} trained "
@@ -227,7 +235,7 @@ class _Bar(Listener):
 
     def epoch(self, row: dict[str, Any]) -> None:
         assert self._task is not None
-        self._epsilon = epsilon_text(row["epsilon"])
+        self._epsilon, self._epochs_done = epsilon_text(row["epsilon"]), row["epoch"]
         self._loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
         label = self._label(min(row["epoch"] + 1, self._epochs))
         state = self._state(self._bar.tasks[0].speed)
@@ -245,7 +253,7 @@ class _Bar(Listener):
 
     def _state(self, steps_per_second: float | None) -> str:
         speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
-        return f"ε {self._epsilon}  loss {self._loss} [dim](not private)[/]  {speed}/s"
+        return f"ε {self._epsilon} after epoch {self._epochs_done}  loss {self._loss} [dim](not private)[/]  {speed}/s"
 
 
 def _summary(result: RunResult) -> Table:

@@ -197,6 +197,8 @@ class _Training:
 
     def finish(self, rows: list[dict[str, Any]]) -> RunResult:
         """Write model, privacy statement and, last, the result."""
+        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+            self.listener.note("WARNING: training diverged, and weights are not finite: try a lower --lr")
         origin = provenance()
         spent = Spent(
             epsilon=math.inf if rows[-1]["epsilon"] is None else rows[-1]["epsilon"],
