@@ -1,9 +1,10 @@
 """The private DataLoader: Poisson logical batches as physical micro-batches, with empty draws handled out of sight."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -138,21 +139,17 @@ def _not_poisson(sampler: Any) -> ConfigurationError:
     )
 
 
-def known_lengths(dataset: Any) -> Sequence[int] | None:
+def known_lengths(dataset: Any) -> Tensor | None:
     """Lengths of the records where the data set tells them, a number each: an attribute `lengths`, or a column
     `length`."""
     lengths = getattr(dataset, "lengths", None)
     if lengths is None and "length" in (getattr(dataset, "column_names", None) or ()):
         lengths = dataset["length"]
-    return lengths if _is_one_number_each(lengths, len(dataset)) else None
-
-
-def _is_one_number_each(lengths: Any, records: int) -> bool:
-    """Or else the name means something else there."""
     try:
-        return torch.as_tensor(lengths).shape == (records,)
-    except (TypeError, ValueError, RuntimeError):
-        return False
+        numbers = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):  # there are none, or the name means something else there
+        return None
+    return numbers if numbers.shape == (len(dataset),) else None
 
 
 def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:

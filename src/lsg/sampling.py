@@ -68,7 +68,7 @@ class LogicalBatches(Sampler[Micro]):
         plan: SamplingPlan,
         source: NoiseSource,
         max_physical_batch_size: int | None = None,
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | torch.Tensor | None = None,
         max_tokens: int | None = None,
     ) -> None:
         if max_physical_batch_size is not None and max_physical_batch_size < 1:

@@ -417,11 +417,13 @@ class Keeps(nn.Module):
         super().__init__()
         self.layer, self.state, self.count = nn.Linear(6, 6), None, 0
         self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
+        self.calls.add_(1)
         self.state = torch.zeros_like(x) if self.state is None else self.state
-        y = self.layer(x - self.mean) + self.state
+        y = self.layer(x - self.mean) * self.calls + self.state
         self.mean.mul_(0.9).add_(0.1 * x.mean(0))
         self.last = x
         return y
@@ -433,7 +435,7 @@ def test_what_a_model_keeps_is_as_after_one_forward() -> None:
     for number in range(2):
         model(x).sum().backward()
         optimizer.step()
-        assert model.count == number + 1 and model.last is x
+        assert model.count == model.calls == number + 1 and model.last is x
     assert torch.allclose(model.mean, 0.19 * x.mean(0)) and not model.mean.requires_grad
 
 

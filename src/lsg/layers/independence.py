@@ -102,18 +102,18 @@ class Check:
         """One forward with a probe at every layer's inputs (and outputs) and at the model's outputs, then backwards to
         the leaves that it leaves behind, which belong to samples row by row."""
         args, kwargs = inputs
-        try:
-            with (
-                _left_alone(self._model),
-                torch.random.fork_rng(devices=self._devices),
-                calls_apart(self._slots) as calls,
-                _watched(self._modules, probes, outputs=outputs),  # not in backwards: checkpoints run layers again
-            ):
-                output = self._forward(*args, **kwargs)
-            probes.add("before the model's output", output)
-            return probes.culprit(leaves(calls))
-        finally:
-            probes.remove()
+        with _left_alone(self._model):  # which a backward may need as the forward left it
+            try:
+                with (
+                    torch.random.fork_rng(devices=self._devices),
+                    calls_apart(self._slots) as calls,
+                    _watched(self._modules, probes, outputs=outputs),  # not in backwards: checkpoints run layers again
+                ):
+                    output = self._forward(*args, **kwargs)
+                probes.add("before the model's output", output)
+                return probes.culprit(leaves(calls))
+            finally:
+                probes.remove()
 
 
 def _copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
