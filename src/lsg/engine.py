@@ -95,7 +95,7 @@ class PrivacyEngine:
         if isinstance(method, NonPrivate):
             raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
         target_epsilon, target_delta, epochs = (plain(value) for value in (target_epsilon, target_delta, epochs))
-        if not isinstance(epochs, int | float) or epochs < 1 or epochs != int(epochs):
+        if not isinstance(epochs, int | float) or epochs < 1 or not float(epochs).is_integer():
             raise ConfigurationError(f"epochs={epochs!r} must be a whole number of at least 1")
         plan = sampling_plan(data_loader, poisson=poisson_sampling)
         check_budget(target_epsilon, target_delta, plan.records)

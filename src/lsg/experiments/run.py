@@ -32,7 +32,7 @@ from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
 from lsg.tasks.encoded import as_loader
-from lsg.tasks.models import save_image_model, save_text_model
+from lsg.tasks.models import first_line, save_image_model, save_text_model
 from lsg.training import Epoch, Progress, train
 
 # After an epoch a checkpoint is written if this much time has gone by since the last one, and ten times what writing
@@ -97,8 +97,9 @@ def run(
                 raise
             folder.abandon()  # nothing was trained: the next try finds an empty place
             if isinstance(error, RuntimeError) and not isinstance(error, LsgError | torch.OutOfMemoryError):
-                told = str(error).splitlines()[0]
-                raise ConfigurationError(f"--model {config.model} failed at its first step: {told}") from error
+                raise ConfigurationError(
+                    f"--model {config.model} failed at its first step: {first_line(error)}"
+                ) from error
             raise
         return training.finish(rows)
 

@@ -73,7 +73,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
                 output_loading_info=True,
             )
         except Exception as error:  # of transformers, safetensors or the hub's client
-            raise ConfigurationError(f"--model {name}: cannot load its weights ({_first_line(error)})") from None
+            raise ConfigurationError(f"--model {name}: cannot load its weights ({first_line(error)})") from None
     new = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
     if not kept:
@@ -94,7 +94,7 @@ def text_config(name: str) -> Any:
     except Exception as error:  # of transformers, safetensors or the hub's client
         unknown = "" if Path(name).is_dir() else "no such folder here, and the hub: "
         raise ConfigurationError(
-            f"--model {name}: cannot load its configuration ({unknown}{_first_line(error)})"
+            f"--model {name}: cannot load its configuration ({unknown}{first_line(error)})"
         ) from None
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
@@ -124,7 +124,7 @@ def load_tokenizer(name: str) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # of transformers, tokenizers or the hub's client
-            raise ConfigurationError(f"--model {name}: cannot load its tokenizer ({_first_line(error)})") from None
+            raise ConfigurationError(f"--model {name}: cannot load its tokenizer ({first_line(error)})") from None
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ConfigurationError(f"--model {name}: it has no tokenizer")
     if tokenizer.pad_token is None:
@@ -224,5 +224,5 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
