@@ -5,6 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from lsg.figures import save_figure
+
 
 def save_epsilon_figure(path: Path, points: Sequence[tuple[float, float]], *, title: str) -> None:
     """points: (epochs, ε spent by then)."""
@@ -16,4 +18,4 @@ def save_epsilon_figure(path: Path, points: Sequence[tuple[float, float]], *, ti
     axes.set_title(title, fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#E3E3E3", linewidth=0.8)
-    figure.savefig(path)
+    save_figure(figure, path)

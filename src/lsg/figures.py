@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from lsg.files import whole
+
 # Okabe and Ito's palette, told apart by colour-blind readers too. References are grey and dashed.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 REFERENCE = "#7F7F7F"
@@ -34,7 +36,13 @@ def save_accuracy_figure(
     figure.suptitle(title, fontsize=12, fontweight="bold", color=INK)
     _draw_curves(left, curves, colours, references)
     _draw_bars(right, {label: curve[-1] for label, curve in curves.items()}, errors, colours)
-    figure.savefig(path)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """As the kind of file that the path's ending names, whole or not at all."""
+    with whole(path) as partial:
+        figure.savefig(partial, format=path.suffix.removeprefix("."))
 
 
 def _draw_curves(

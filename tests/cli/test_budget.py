@@ -1,5 +1,8 @@
 """`lsg budget`: tables, plots, presets, one-line errors."""
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -86,3 +89,29 @@ def test_the_terminal_plot_grows_to_its_top() -> None:
     assert lines[0].startswith("1.00") and lines[0].rstrip().endswith("┤   ██")
     assert "██ ██" in lines[7]
     assert lines[-1].endswith("2 epochs")
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_a_full_disk_leaves_no_plot(tmp_path: Path) -> None:
+    (tmp_path / "plan.png.partial").symlink_to("/dev/full")
+    plan = ["--records", "2000", "--noise-multiplier", "2", "--epochs", "2", "--batch-size", "100"]
+    result = CliRunner().invoke(app, ["budget", *plan, *FAST, "--plot", str(tmp_path / "plan.png")])
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: cannot write {tmp_path / 'plan.png'} (No space left on device)\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_epsilon_too_small_to_tell_from_zero_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("lsg.cli.budget"), "PLOT_POINTS", 4)
+    plan = ["--records", "2000", "--noise-multiplier", "1e9", "--epochs", "2", "--batch-size", "100"]
+    result = CliRunner().invoke(app, ["budget", *plan, "--accountant", "pld"])
+    assert result.exit_code == 0, result.output
+    assert "1.00x" in result.output
+
+
+def test_a_console_without_greek_letters_shows_the_plan() -> None:
+    plan = ["--records", "2000", "--noise-multiplier", "2", "--epochs", "2", "--batch-size", "100"]
+    command = [sys.executable, "-c", "from lsg.cli import run; run()", "budget", *plan, *FAST]
+    answer = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert "noise multiplier" in answer.stdout

@@ -126,3 +126,13 @@ def test_a_real_run_is_trained_and_drawn(tmp_path: Path) -> None:
 
     answer = lsg(tmp_path, "figure-weights", "--layer", "convs.7")
     assert answer.exit_code == 1 and "Failed: figure-weights: --layer 'convs.7' is none of" in answer.output
+
+
+@pytest.mark.parametrize("name", ["table2.md", "table2.csv", "README.md", "figure-epsilon.svg"])
+def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, fake: FakeRun, name: str) -> None:
+    (tmp_path / f"{name}.partial").symlink_to("/dev/full")
+    answer = lsg(tmp_path, "figure-epsilon" if name.startswith("figure") else "table2")
+    assert answer.exit_code == 1
+    assert answer.stderr.count("\n") == 1
+    assert answer.stderr.endswith(f"cannot write {tmp_path / name} (No space left on device)\n")
+    assert not (tmp_path / name).exists() and not list(tmp_path.glob("*.partial"))

@@ -108,6 +108,7 @@ def test_without_a_seed_a_secret_one_is_drawn(tmp_path: Path) -> None:
     [
         (["--epsilon", "3"], "--task is missing: one of sst2"),
         (["--task", "sst3", "--epsilon", "3"], "--task 'sst3' is not known (did you mean sst2?)"),
+        (["--task", "sst2", "--model", "wrn28-2", "--epsilon", "3"], "--model wrn28-2 is for images"),
         (["--resume"], "--resume: "),
         (["--task", "digits"], "--method lsg needs --epsilon or --noise-multiplier"),
         (["--task", "digits", "--epsilon", "3", "--method", "dp"], "--method 'dp' must be one of"),

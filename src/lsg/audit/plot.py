@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lsg.audit.report import Audit
-from lsg.figures import COLOURS, INK, clean
+from lsg.figures import COLOURS, INK, clean, save_figure
 
 
 def save_audit_figure(path: Path, audit: Audit, *, title: str) -> None:
@@ -34,7 +34,7 @@ def save_audit_figure(path: Path, audit: Audit, *, title: str) -> None:
             f"ε claimed {run.claimed:.2f}, at least {run.bound:.2f}",
             label="How far the canary's loss fell",
         )
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def _two_sides(axes: Axes, sides: dict[str, np.ndarray], *, title: str, label: str) -> None:

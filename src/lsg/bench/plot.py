@@ -4,15 +4,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from lsg.figures import save_figure
 
 
 def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:
     """`swept` is the preset's field that varies, empty for a single point."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axis = figure.subplots()
     points = document["points"]
     rows = [
         {t["name"]: t["samples"] / median(t["seconds"]) for t in p["timings"] if t["error"] is None} for p in points
@@ -30,5 +30,4 @@ def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:
         axis.barh(names[::-1], [rows[0][n] for n in names][::-1], color=colours[::-1])
         axis.set_xlabel("samples per second")
     axis.set_title(f"{points[0]['preset']['name']}, {document['precision']}, {document['device']}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)

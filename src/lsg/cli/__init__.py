@@ -1,5 +1,7 @@
 """The command `lsg`: one file a command, listed here and nowhere else."""
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -33,3 +35,11 @@ def main(
     ] = False,
 ) -> None:
     """Differentially private training in a low-rank, sparse gradient space."""
+
+
+def run() -> None:
+    """The installed command. Where the console's encoding has no ε, a question mark is shown for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    app()

@@ -15,6 +15,7 @@ from lsg.bench.contenders import FAST, Setting, contenders
 from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
 from lsg.errors import ConfigurationError, PrivacyError
+from lsg.files import write_whole
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
@@ -43,6 +44,7 @@ def bench(
     chosen = preset(name)
     if sweep and sweep not in SWEEPS:
         raise ConfigurationError(f"sweep '{sweep}' is unknown; choose from {', '.join(SWEEPS)}")
+    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
     field, values = SWEEPS[sweep] if sweep else ("rank", (chosen.rank,))
     points = []
     for value in values:
@@ -51,10 +53,9 @@ def bench(
         timings = _run(point, precision, place, rounds, only or ("non-private,lsg" if sweep else ""), console)
         points.append({"preset": asdict(point), "checks": checks, "timings": [asdict(t) for t in timings]})
         console.print(_table(point, precision, place, timings))
-    output.mkdir(parents=True, exist_ok=True)
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
     document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
-    (output / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(output / f"{stem}.json", json.dumps(document, indent=1) + "\n")
     from lsg.bench.plot import plot_bench
 
     plot_bench(document, sweep and field, output / f"{stem}.png")

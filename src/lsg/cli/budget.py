@@ -12,7 +12,6 @@ from rich.text import Text
 from lsg.accounting import ACCOUNTANTS
 from lsg.budget import Budget, plan_budget, safe_delta
 from lsg.errors import ConfigurationError
-from lsg.experiments.files import naming
 from lsg.experiments.presets import preset
 from lsg.rounding import epsilon_text
 from lsg.tasks.catalog import TASKS
@@ -81,9 +80,7 @@ def budget(
     if plot is not None:
         from lsg.budget_figure import save_epsilon_figure  # matplotlib takes a second, which --help need not
 
-        with naming(plot):
-            plot.parent.mkdir(parents=True, exist_ok=True)
-            save_epsilon_figure(plot, points, title=_summary(plan))
+        save_epsilon_figure(plot, points, title=_summary(plan))
         console.print(f"Wrote {plot}", soft_wrap=True)
 
 
@@ -146,7 +143,7 @@ def _trajectory_table(plan: Budget, trajectory: list[tuple[int, float]]) -> Tabl
             f"{share * plan.epochs:.1f}",
             f"{steps:,}",
             epsilon_text(spent),
-            f"{spent / plan.epsilon:.0%}",
+            f"{spent / plan.epsilon:.0%}" if plan.epsilon else "-",
         )
     return table
 
@@ -162,7 +159,10 @@ def _trade_off_table(plan: Budget) -> Table:
         size = round(plan.batch_size * factor)
         if not 1 <= size <= plan.records:
             continue
-        other = plan if factor == 1 else plan.with_batch(size)
+        try:
+            other = plan if factor == 1 else plan.with_batch(size)
+        except ConfigurationError:  # an ε at the edge of what the accountant can tell
+            continue
         noise = other.noise_multiplier / size
         table.add_row(
             f"{size:,}",
@@ -177,7 +177,7 @@ def _trade_off_table(plan: Budget) -> Table:
 
 def terminal_plot(points: list[tuple[float, float]]) -> Text:
     """ε over epochs as columns of blocks, with axes."""
-    top = max(spent for _, spent in points)
+    top = max(spent for _, spent in points) or 1.0  # an ε too small to tell from 0
     margin = len(epsilon_text(top))
     lines = []
     for row in range(PLOT_HEIGHT, 0, -1):

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from lsg.errors import ConfigurationError
+from lsg.files import write_whole
 from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
 from lsg.provenance import provenance
 from lsg.rounding import epsilon_text
@@ -140,7 +141,7 @@ def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, 
         "notes": "null epsilon: infinite, no guarantee. loss: of the training data, not private.",
         "methods": {run.method: _numbers(run) for run in runs},
     }
-    (output / "results.json").write_text(json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_whole(output / "results.json", json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     save_accuracy_figure(
         output / "figure.png",
         {run.method: run.curve for run in runs},

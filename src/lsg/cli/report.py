@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from lsg.errors import ConfigurationError
-from lsg.experiments.files import naming, write_whole
 from lsg.experiments.report import find_runs, render
+from lsg.files import write_whole
 
 
 def report(
@@ -20,8 +20,6 @@ def report(
         raise ConfigurationError(f"--output {output}: is a folder; name a file, such as {output / 'report.html'}")
     found = find_runs(runs)
     page = render(found, title)
-    with naming(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(output, page)
     incomplete = sum(not run.complete for run in found)
     told = f"{incomplete} of them incomplete" if incomplete else "complete"

@@ -10,7 +10,7 @@ from typing import Any
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig, option
 from lsg.experiments.config_file import read_settings, to_toml
-from lsg.experiments.files import UNFINISHED, naming, write_whole
+from lsg.files import UNFINISHED, naming, write_whole
 
 
 class RunFolder:

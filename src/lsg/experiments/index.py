@@ -10,6 +10,7 @@ from lsg.experiments.grid import Failure, pending, with_seeds
 from lsg.experiments.scales import Scale
 from lsg.experiments.store import Store, cell_name
 from lsg.experiments.studies import Study
+from lsg.files import write_whole
 
 
 def write_index(
@@ -47,7 +48,7 @@ def write_index(
     details = {key: value for key, value in origin.items() if key not in ("command", "time_utc")}
     lines += ["", "## Provenance of this command", "", "```json", json.dumps(details, indent=2), "```"]
     path = folder / "README.md"
-    path.write_text("\n".join(lines) + "\n")
+    write_whole(path, "\n".join(lines) + "\n")
     return path
 
 

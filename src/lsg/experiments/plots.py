@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from lsg.experiments.intensity import Intensity
 from lsg.experiments.store import Summary
 from lsg.experiments.tables import Panel
-from lsg.figures import COLOURS, INK, REFERENCE, clean
+from lsg.figures import COLOURS, INK, REFERENCE, clean, save_figure
 
 # Finer dashes for greater sparsity, as the paper's figure has it.
 _DASHES = ((0, ()), (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
@@ -120,5 +120,5 @@ def _legend(axes: Axes, columns: int = 1) -> None:
 def _save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     for path in paths:
-        figure.savefig(path)
+        save_figure(figure, path)
     return paths

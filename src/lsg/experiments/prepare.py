@@ -12,7 +12,14 @@ from lsg.experiments.config import RunConfig
 from lsg.experiments.listener import Listener
 from lsg.tasks.data import Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, EncodedTexts, encode_images, encode_texts
-from lsg.tasks.models import ImageShape, load_image_model, load_text_model, load_tokenizer, select_trained
+from lsg.tasks.models import (
+    ImageShape,
+    check_model_kind,
+    load_image_model,
+    load_text_model,
+    load_tokenizer,
+    select_trained,
+)
 
 SPLIT_SEED = 0  # of train_limit and validation: the same records for every seed of a run
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
@@ -56,8 +63,10 @@ def prepare_data(config: RunConfig, device: torch.device, listener: Listener) ->
 
 
 def _read(config: RunConfig) -> TaskData:
-    from lsg.tasks.catalog import load_task
+    from lsg.tasks.catalog import TASKS, check_task, load_task
 
+    check_task(config.task)
+    check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes
     return load_task(
         config.task,
         config.data,

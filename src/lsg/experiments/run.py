@@ -19,7 +19,6 @@ from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
-from lsg.experiments.files import naming
 from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.precision import choose_device, choose_precision, matmul_precision
@@ -28,6 +27,7 @@ from lsg.experiments.privacy_statement import Spent, privacy_statement
 from lsg.experiments.schedule import follow
 from lsg.experiments.tensorboard import TensorBoard
 from lsg.explain import explain
+from lsg.files import naming
 from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance

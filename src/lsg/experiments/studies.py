@@ -12,6 +12,7 @@ from lsg.experiments.scales import TITLES, Scale, Workload
 from lsg.experiments.store import Summary
 from lsg.experiments.tables import Entry, Panel, comma_separated, curves_comma_separated, markdown
 from lsg.figures import COLOURS
+from lsg.files import write_whole
 
 Summaries = Callable[[RunConfig], Summary | None]  # a cell, whatever its seed -> our result over the seeds
 Measure = Callable[[RunConfig, bool], Intensity]  # a cell, whether to take its trained model -> one layer's figures
@@ -154,7 +155,8 @@ def _figure_convergence(scale: Scale) -> Study:
         found = {place: summaries(workload.at(*place)) for place in places}
         curves = {place: summary for place, summary in found.items() if summary is not None}
         file = folder / "figure-convergence.csv"
-        file.write_text(curves_comma_separated([(workload.at(*place), summary) for place, summary in curves.items()]))
+        rows = [(workload.at(*place), summary) for place, summary in curves.items()]
+        write_whole(file, curves_comma_separated(rows))
         heading = f"{workload.title}, ε = {workload.epsilon:g}"
         return [*save_curves_figure(folder / "figure-convergence", heading, curves), file]
 
@@ -205,6 +207,6 @@ def _by_epsilon(
 
 def _write(stem: Path, title: str, panels: list[Panel], notes: list[str]) -> list[Path]:
     page, data = stem.with_suffix(".md"), stem.with_suffix(".csv")
-    page.write_text(markdown(title, panels, notes))
-    data.write_text(comma_separated(panels))
+    write_whole(page, markdown(title, panels, notes))
+    write_whole(data, comma_separated(panels))
     return [page, data]

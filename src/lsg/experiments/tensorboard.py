@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lsg.experiments.files import naming
+from lsg.files import naming
 
 TAGS = {
     "epsilon": "privacy/epsilon",

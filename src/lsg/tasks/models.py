@@ -46,10 +46,17 @@ ZOO: dict[str, Callable[[ImageShape], nn.Module]] = {
 }
 
 
+def check_model_kind(name: str, kind: str) -> None:
+    """Zoo models are for a task of the kind "image", all others for "text"."""
+    if kind == "text" and name in ZOO:
+        raise ConfigurationError(f"--model {name} is for images; a task of texts needs a hub id or a folder")
+    if kind == "image" and name not in ZOO:
+        raise ConfigurationError(f"--model '{name}' must be one of {', '.join(ZOO)} for a task of images")
+
+
 def load_image_model(name: str, shape: ImageShape) -> nn.Module:
     """An untrained zoo model; its weights come from torch's global random stream."""
-    if name not in ZOO:
-        raise ConfigurationError(f"--model '{name}' must be one of {', '.join(ZOO)} for a task of images")
+    check_model_kind(name, "image")
     return ZOO[name](shape)
 
 
@@ -86,8 +93,7 @@ def text_config(name: str) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    if name in ZOO:
-        raise ConfigurationError(f"--model {name} is for images; a task of texts needs a hub id or a folder")
+    check_model_kind(name, "text")
     _check_folder(name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)

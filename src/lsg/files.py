@@ -10,12 +10,19 @@ UNFINISHED = ".partial"  # a file or folder while it is being written
 
 def write_whole(target: Path, text: str) -> None:
     """At every moment the file is the old one or the new one."""
+    with whole(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """Where to write the file instead: what is written there takes the target's place at the end, if all went well."""
     partial = target.with_name(target.name + UNFINISHED)
     with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
+            yield partial
+            with partial.open("rb+") as file:
                 os.fsync(file.fileno())
             partial.replace(target)
         finally:
