@@ -682,6 +682,7 @@ REFUSED_MODELS = {
     "by_frequency": (lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), "parametrized"),
     "old_weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "weight_g"),
+    "spectral_norm": (lambda: nn.utils.spectral_norm(nn.Conv2d(4, 4, 1)), "weight_orig"),
     "prune": (lambda: torch.nn.utils.prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5), "weight_orig"),
     "frozen_max_norm": (lambda: nn.Sequential(nn.Embedding(9, 4, max_norm=1.0).requires_grad_(False)), "max_norm"),
     "frozen": (lambda: nn.Linear(4, 4).requires_grad_(False), "nothing to train"),

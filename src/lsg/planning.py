@@ -100,7 +100,7 @@ def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator
             if rule.known is not None and local not in rule.known:
                 raise ConfigurationError(
                     f"parameter '{parameters[local]}' is not one that a {type(module).__name__} has by itself: no "
-                    "per-sample rule covers it. Remove what added it (weight_norm, spectral_norm, prune?)"
+                    "per-sample rule covers it. Remove what added it"
                 )
         if parameters:
             yield Use(name, module, rule, parameters)

@@ -9,10 +9,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import LBFGS, Optimizer
 
 from lsg.errors import ConfigurationError
 
+_REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
 _NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.AdaptiveLogSoftmaxWithLoss)
 
 
@@ -40,6 +44,12 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
             found.append(f"{label} has no per-sample rule; freeze its parameters, or {way}")
         elif hasattr(module, "parametrizations") and any(True for _ in module.parametrizations.parameters()):
             found.append(f"{label} is parametrized, which has no per-sample rule; remove the parametrization")
+        elif own and any(isinstance(hook, _REPLACES_WEIGHTS) for hook in module._forward_pre_hooks.values()):
+            names = ", ".join(f"'{name}'" for name, _ in module.named_parameters(recurse=False))
+            found.append(
+                f"{label} computes its weight anew at each forward from {names} (weight_norm, spectral_norm or prune), "
+                "which has no per-sample rule; remove that"
+            )
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             found.append(f"{label} is lazy and not yet initialised; run one forward pass before make_private")
     return found

@@ -70,6 +70,46 @@ class OffsetEmbedding(nn.Embedding):
         return super().forward(token + 2)
 
 
+class ScaledEmbedding(nn.Embedding):
+    """Looks up something else than its weight."""
+
+    def forward(self, token: Tensor) -> Tensor:  # type: ignore[override]
+        return F.embedding(token, self.weight * 2, self.padding_idx)
+
+
+class NamedLinear(nn.Linear):
+    """Names its arguments."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        assert self.weight.shape == (self.out_features, self.in_features)  # reads no values
+        return F.linear(input=x, weight=self.weight, bias=self.bias).tanh()
+
+
+class EqualisedLinear(nn.Linear):
+    """Computes with a multiple of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return F.linear(x, self.weight * self.in_features**-0.5, self.bias)
+
+
+class SeparateBias(nn.Linear):
+    """Adds its bias by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x @ self.weight.T + self.bias
+
+
+class LoraLinear(nn.Linear):
+    """Parameters that its parent does not have."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.randn(outputs, 2))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
 class Positions(nn.Module):
     """Position indices without a batch dimension, of one or two dimensions."""
 
@@ -153,6 +193,12 @@ CASES = {
     "embedding_padding": (lambda: nn.Embedding(20, 12, padding_idx=3), tokens(6, B, 6)),
     "embedding_labels": (lambda: nn.Embedding(20, 12), tokens(20, B)),
     "embedding_subclass": (lambda: OffsetEmbedding(20, 12), tokens(18, B, 6)),
+    "embedding_subclass_scaled": (lambda: ScaledEmbedding(20, 12, padding_idx=3), tokens(20, B, 6)),
+    "linear_subclass_named": (lambda: NamedLinear(12, 9), normal(B, 4, 12)),
+    "linear_subclass_equalised": (lambda: EqualisedLinear(12, 9), normal(B, 4, 12)),
+    "linear_subclass_fused": (lambda: EqualisedLinear(12, 36), normal(B, 4, 12)),
+    "linear_subclass_bias": (lambda: SeparateBias(12, 9), normal(B, 4, 12)),
+    "linear_subclass_lora": (lambda: LoraLinear(12, 9), normal(B, 4, 12)),
     "positions": (Positions, tokens(20, B, 7)),
     "layer_norm": (lambda: nn.LayerNorm(12), normal(B, 4, 12)),
     "layer_norm_2d": (lambda: nn.LayerNorm((3, 12), bias=False), normal(B, 4, 3, 12)),

@@ -1,15 +1,18 @@
 """Any other module: vmap over its own forward, so that custom layers work out of the box.
 
-Each sample runs as a batch of one with its own copy of the module's parameters (value + carrier); gradients are dense.
-Modules inside it keep their own rules, and see one sample's slice of their carriers.
+Each sample runs as a batch of one with its own copy of the module's parameters (value + carrier). Modules inside it
+keep their own rules, and see one sample's slice of their carriers.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.layers.site import Site, site_of
@@ -22,7 +25,8 @@ def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -
     def forward(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         site.bypass = True
         try:
-            return functional_call(module, values, args, kwargs)
+            with _PaddingStays() if getattr(module, "padding_idx", None) is not None else nullcontext():
+                return functional_call(module, values, args, kwargs)
         finally:
             site.bypass = False
 
@@ -70,10 +74,10 @@ def _each_sample(
     elif size is not None and size > 1:
         site.batched_inputs = batched
 
-    def one_sample(own: dict[str, Tensor], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
+    def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
         rows = [leaf.unsqueeze(0) if flag else leaf for leaf, flag in zip(leaves, batched, strict=True)]
         sample_args, sample_kwargs = pytree.tree_unflatten(rows, structure)
-        values = {name: site.slots[name].value + carrier for name, carrier in own.items()}
+        values = _values(site.slots, own)
         with ExitStack() as stack:
             stack.enter_context(site.batch.of_one())
             for slot, carriers in zip(inner, borrowed, strict=True):
@@ -82,8 +86,30 @@ def _each_sample(
         return pytree.tree_map_only(Tensor, lambda t: t.squeeze(0), out)
 
     dims = (0, 0, *(0 if flag else None for flag in batched))
-    own = {name: slot.carriers[0] for name, slot in site.slots.items()}
+    own = {name: slot.carriers for name, slot in site.slots.items()}
     return vmap(one_sample, in_dims=dims, randomness="different")(own, [slot.carriers for slot in inner], *leaves)
+
+
+class _PaddingStays(TorchFunctionMode):
+    """Under vmap the row of an embedding's `padding_idx` would be trained, too: cuts it off from autograd."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | (kwargs or {})
+        if func is F.embedding and named.get("padding_idx") is not None:
+            weight = named["weight"]
+            row = torch.arange(weight.shape[0], device=weight.device) == named["padding_idx"] % weight.shape[0]
+            return F.embedding(named["input"], torch.where(row.unsqueeze(1), weight.detach(), weight))
+        return func(*args, **(kwargs or {}))
+
+
+def _values(slots: dict[str, Slot], carriers: dict[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    """One sample's parameters by local name, those of a split weight ("weight[0]", ...) in one."""
+    values = {name: slot.moved_by(carriers[name]) for name, slot in slots.items()}
+    for key, slot in slots.items():
+        if slot.narrow is not None:
+            name, part = key[: key.rindex("[")], values.pop(key)
+            values[name] = torch.cat([values[name], part], slot.narrow[0]) if name in values else part
+    return values
 
 
 def _inner_slots(module: nn.Module) -> list[Slot]:

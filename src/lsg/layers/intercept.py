@@ -1,42 +1,67 @@
-"""Subclasses of known layers with a forward of their own (`super().forward(index + offset)`): the functional call
-inside is intercepted and goes through the rule of the family."""
+"""Subclasses of known layers with a forward of their own: where that is a functional call on the module's own weight
+(`super().forward(index + offset)`), the call is intercepted and goes through the rule of the family.
+
+One that does anything else with its parameters (an equalised learning rate, LoRA) runs sample by sample instead.
+"""
 
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
+from lsg.layers.fallback import fallback_forward
 from lsg.layers.linear import linear, weight_slots
 from lsg.layers.site import Site
+
+
+class _OtherUse(Exception):  # noqa: N818 - no error: told to `intercepted_forward` alone
+    """A trained parameter is used in a way that has no rule."""
 
 
 class _Redirect(TorchFunctionMode):
     """Sends `F.linear` and `F.embedding` on the module's own weight through their rules; all else runs as it is."""
 
-    def __init__(self, module: nn.Module, site: Site) -> None:
-        self.site, self.weight = site, module.get_parameter("weight")
+    def __init__(self, module: Any, site: Site) -> None:
+        self._site, self._weight, self._bias = site, module.weight, getattr(module, "bias", None)
+        self._trained = [slot.parameter for slot in site.slots.values()]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.embedding and args[1] is self.weight:
-            padding_idx = args[2] if len(args) > 2 else kwargs.get("padding_idx")
-            return embedding(self.site, args[0], self.weight, padding_idx)
-        if func is F.linear and args[1] is self.weight:
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            bias_slot = self.site.slots.get("bias")
-            if bias_slot is not None and bias is not bias_slot.parameter:
-                bias_slot = None
-            return linear(self.site, args[0], self.weight, bias, weight_slots(self.site), bias_slot)
-        return func(*args, **kwargs)
+        if func is F.embedding:
+            token, weight, padding_idx = _arguments(("input", "weight", "padding_idx"), args, kwargs)
+            if weight is self._weight:
+                return embedding(self._site, token, weight, padding_idx)
+        if func is F.linear:
+            x, weight, bias = _arguments(("input", "weight", "bias"), args, kwargs)
+            if weight is self._weight and (bias is None or bias is self._bias):
+                bias_slot = None if bias is None else self._site.slots.get("bias")
+                return linear(self._site, x, weight, bias, weight_slots(self._site), bias_slot)
+        out = func(*args, **kwargs)
+        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(out)) and self._uses_trained((args, kwargs)):
+            raise _OtherUse
+        return out
+
+    def _uses_trained(self, inputs: Any) -> bool:
+        return any(leaf is parameter for leaf in pytree.tree_leaves(inputs) for parameter in self._trained)
 
 
-def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Tensor:
-    """The module's own forward with its functional call redirected."""
-    with _Redirect(module, site):
-        out: Tensor = site.plain(*args, **kwargs)
-    if not out.requires_grad:
+def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    found = dict(zip(names, args, strict=False)) | kwargs
+    return tuple(found.get(name) for name in names)
+
+
+def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
+    """The module's own forward, with its functional call redirected where it is one."""
+    try:
+        with _Redirect(module, site):
+            out = site.plain(*args, **kwargs)
+    except _OtherUse:
+        site.rule = fallback_forward  # from now on
+        return fallback_forward(module, site, *args, **kwargs)
+    if not any(leaf.requires_grad for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)):
         raise PrivacyError(f"layer '{site.name}' ({type(module).__name__}) uses its weight in a way that has no rule")
     return out

@@ -89,8 +89,8 @@ _BY_FORWARD: dict[Any, Rule] = {
     ),
 }
 _BY_PARENT: tuple[tuple[type[nn.Module], Rule], ...] = (
-    (nn.Embedding, Rule(intercept.intercepted_forward, _EMBEDDING.layouts)),
-    (nn.Linear, Rule(intercept.intercepted_forward, _LINEAR.layouts, fused=_linear_fused)),
+    (nn.Embedding, Rule(intercept.intercepted_forward, _EMBEDDING.layouts, known=None)),
+    (nn.Linear, Rule(intercept.intercepted_forward, _LINEAR.layouts, known=None, fused=_linear_fused)),
 )
 
 

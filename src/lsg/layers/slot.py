@@ -23,6 +23,7 @@ from lsg.layers import outer
 from lsg.layers.calls import Call, Calls, untransformed, zeros
 from lsg.layers.outer import OuterProducts
 from lsg.subspace import Subspace
+from lsg.subspace.space import spread
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ class Slot:
         if dtype not in self.factor_casts or self.factor_casts[dtype][0] is not space:
             self.factor_casts[dtype] = (space, space.row_factor.to(dtype), space.column_factor.to(dtype))
         return self.factor_casts[dtype][1:]
+
+    def moved_by(self, carriers: tuple[Tensor, ...]) -> Tensor:
+        """The weight, moved by one sample's carriers: differentiated by them, anything computed with it gives what a
+        rule would leave there."""
+        space = self.subspace
+        if space is None:
+            return self.value + carriers[0]
+        rows, columns = carriers
+        rows = spread(rows, None if space.rows_kept is None else space.rows_kept.indices, space.row_factor.shape[0])
+        columns = spread(
+            columns, None if space.columns_kept is None else space.columns_kept.indices, space.column_factor.shape[1]
+        )
+        move = rows.mT @ space.column_factor + space.row_factor @ columns
+        return self.value + move.view(self.value.shape)
 
     @property
     def dimensions(self) -> int:
