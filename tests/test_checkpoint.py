@@ -148,6 +148,7 @@ class Tied(nn.Module):
         return self.head(self.table(tokens)).mean(1)
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'low.weight'.*is not in the optimizer")
 def test_every_kind_of_tensor_is_kept_exactly(tmp_path: Path) -> None:
     def attached() -> tuple[Tied, PrivacyEngine]:
         model, engine = Tied(), PrivacyEngine()

@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One short run of two methods, shared by the tests that only look at it."""
     folder = tmp_path_factory.mktemp("demo") / "deep" / "folder"
-    answer = lsg("demo", "--epochs", "2", "--methods", "lsg,nonprivate", "--seed", "3", "--output", str(folder))
+    answer = lsg("demo", "--epochs", "2", "--methods", "lsg,non-private", "--seed", "3", "--output", str(folder))
     assert answer.exit_code == 0, answer.output
     (folder / "stdout").write_text(answer.stdout)
     return folder
@@ -126,7 +126,7 @@ def test_the_split_is_stratified_and_fixed() -> None:
         ("--max-grad-norm", "0", "max_grad_norm=0 must be positive"),
         ("--lr", "-0.1", "lr=-0.1 must be positive"),
         ("--seed", "-1", "seed=-1 must lie between"),
-        ("--methods", "lsg,sgd", "methods: 'sgd' is not known; choose from lsg, rgp, sparsedpsgd, dpsgd, nonprivate"),
+        ("--methods", "lsg,sgd", "methods: 'sgd' is not known; choose from lsg, rgp, sparse-dpsgd, dpsgd, non-private"),
         ("--methods", " , ", "methods: none given"),
     ],
 )
@@ -148,7 +148,7 @@ def test_an_output_that_is_a_file_is_refused_before_training(tmp_path: Path) -> 
 
 def test_results_that_cannot_be_written_give_one_line(tmp_path: Path) -> None:
     (tmp_path / "results.json").mkdir()
-    answer = lsg("demo", "--epochs", "1", "--methods", "nonprivate", "--output", str(tmp_path))
+    answer = lsg("demo", "--epochs", "1", "--methods", "non-private", "--output", str(tmp_path))
     assert answer.exit_code == 1
     assert answer.stderr.startswith("Error: ") and answer.stderr.count("\n") == 1
     assert "NonPrivate" in answer.stdout  # the table is not lost
@@ -174,7 +174,7 @@ def test_version_and_help() -> None:
 
 def test_the_thread_count_is_left_as_it_was(tmp_path: Path) -> None:
     torch.set_num_threads(2)  # the fixture above puts it back
-    lsg("demo", "--epochs", "1", "--methods", "nonprivate", "--output", str(tmp_path))
+    lsg("demo", "--epochs", "1", "--methods", "non-private", "--output", str(tmp_path))
     assert torch.get_num_threads() == 2
 
 

@@ -119,6 +119,44 @@ def test_evaluation_is_untouched() -> None:
     assert torch.equal(model(x), plain(x))
 
 
+def test_thresholds_of_layers_read_as_in_opacus() -> None:
+    engine, _, optimizer, _ = private(nn.Linear(10, 2), clipping="per_layer", max_grad_norm=[0.3, 0.4])
+    assert optimizer.max_grad_norm == pytest.approx(0.5) and optimizer.max_grad_norms == [0.3, 0.4]
+    optimizer.max_grad_norm *= 2  # as a scheduler would
+    assert optimizer.max_grad_norms == pytest.approx([0.6, 0.8])
+    optimizer.max_grad_norm = [3, 4]
+    assert optimizer.max_grad_norm == 5
+    with pytest.raises(ConfigurationError, match="max_grad_norm=-1"):
+        optimizer.max_grad_norm = -1
+    engine.detach()
+    _, _, optimizer, _ = private(max_grad_norm=0.7)
+    with pytest.raises(AttributeError, match="flat clipping has one threshold"):
+        _ = optimizer.max_grad_norms
+
+
+def test_what_belongs_to_the_plan_cannot_be_set() -> None:
+    engine, _, optimizer, _ = private()
+    with pytest.raises(AttributeError):
+        optimizer.expected_batch_size = 1000
+    with pytest.raises(ConfigurationError, match="cannot be replaced"):
+        engine.accountant = PrivacyEngine().accountant
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        ({"max_physical_batch_size": 2.5}, "max_physical_batch_size=2.5"),
+        ({"max_physical_batch_size": True}, "max_physical_batch_size=True"),
+        ({"max_physical_batch_size": 0}, "max_physical_batch_size=0"),
+        ({"noise_generator": 5}, "noise_generator=5"),
+        ({"perf": 3}, "perf=3"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(options: dict[str, Any], culprit: str) -> None:
+    with pytest.raises(ConfigurationError, match=culprit):
+        private(**options)
+
+
 def test_optimizer_reads_as_in_opacus() -> None:
     _, model, optimizer, loader = private(noise_multiplier=1.3, max_grad_norm=0.7)
     assert (optimizer.noise_multiplier, optimizer.max_grad_norm, optimizer.expected_batch_size) == (1.3, 0.7, BATCH)
@@ -627,7 +665,8 @@ def test_frozen_parameters_and_parameters_not_in_the_optimizer_are_left_alone() 
     model = network()
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
-    engine, model, optimizer, loader = private(model, optimizer=optimizer)
+    with pytest.warns(UserWarning, match="'3.weight' and 1 more requires a gradient but is not in the optimizer"):
+        engine, model, optimizer, loader = private(model, optimizer=optimizer)
     before = copy.deepcopy(model.state_dict())
     train_epoch(model, optimizer, loader)
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}

@@ -46,7 +46,7 @@ class Run:
             "projection": private and private.recorder.state_dict(),
             "noise": private and private.noise.state(),
             "noise_multiplier": self.optimizer.noise_multiplier,
-            "max_grad_norm": private and self.optimizer.max_grad_norm,
+            "max_grad_norm": private and private.clipper.max_grad_norm,
             "random": self._random_states(),
         }
 

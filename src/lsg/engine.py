@@ -39,6 +39,7 @@ from lsg.validate import (
     problems,
     trained_parameters,
     untrained_parameters,
+    warn_of_others,
 )
 
 
@@ -58,7 +59,7 @@ class PrivacyEngine:
         secure_mode: bool = False,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.accountant: Accountant = create_accountant(accountant)
+        self._accountant = create_accountant(accountant)
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
@@ -66,6 +67,18 @@ class PrivacyEngine:
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
         self._run: Run | None = None
+
+    @property
+    def accountant(self) -> Accountant:
+        """The books: `history` and `state_dict()` as in Opacus."""
+        return self._accountant
+
+    @accountant.setter
+    def accountant(self, accountant: Any) -> None:
+        raise ConfigurationError(
+            "engine.accountant cannot be replaced, or steps would miss its books: name it when you make the engine, "
+            "PrivacyEngine(accountant='rdp'), and give it earlier steps by engine.accountant.load_state_dict()"
+        )
 
     def make_private_with_epsilon(
         self,
@@ -163,8 +176,13 @@ class PrivacyEngine:
         method = LSG() if method is None else method
         perf = perf or PerfConfig()
         noise_multiplier, max_grad_norm = plain(noise_multiplier), plain(max_grad_norm)
+        max_physical_batch_size = plain(max_physical_batch_size)
         if not isinstance(method, Method):
             raise ConfigurationError(f"method={method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
+        if not isinstance(perf, PerfConfig):
+            raise ConfigurationError(f"perf={perf!r} must be a PerfConfig")
+        if noise_generator is not None and not isinstance(noise_generator, torch.Generator):
+            raise ConfigurationError(f"noise_generator={noise_generator!r} must be a torch.Generator")
         if self._optimizer is not None:
             raise ConfigurationError("this engine is attached to a model already: call engine.detach() first")
         check_one_process()
@@ -181,6 +199,7 @@ class PrivacyEngine:
         if isinstance(optimizer, PrivateOptimizer):
             raise ConfigurationError("optimizer is private already: pass the original one")
         trained = trained_parameters(module, optimizer)
+        warn_of_others(module, optimizer)
         sampling = sampling_plan(data_loader, poisson=poisson_sampling)
         clipper = Clipper(clipping, tuple(max_grad_norm) if isinstance(max_grad_norm, list | tuple) else max_grad_norm)
         streams = _Streams(noise_generator, sampling_generator(data_loader), self._secure)
@@ -237,7 +256,6 @@ class PrivacyEngine:
             optimizer,
             gradients,
             noise_multiplier=noise_multiplier,
-            expected_batch_size=sampling.expected_batch_size,
             before_release=books.count,
         )
         plan = {

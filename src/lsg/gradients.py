@@ -19,6 +19,7 @@ class GradientSource(Protocol):
     """Where gradients of a logical batch come from: micro-batch by micro-batch, then released as one."""
 
     loss_reduction: LossReduction
+    expected_batch_size: int
 
     def collect(self, expected_size: int | None) -> None:
         """Take in the gradients that the last backward pass left, of so many records if that is known."""

@@ -26,13 +26,11 @@ class PrivateOptimizer(Optimizer):
         gradients: GradientSource,
         *,
         noise_multiplier: float,
-        expected_batch_size: int,
         before_release: Callable[[float, int | None], None],
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients = gradients
         self.noise_multiplier = noise_multiplier
-        self.expected_batch_size = expected_batch_size
         self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
         self._epoch: int | None = None  # of the private loader that hands out the batches, None outside of one
@@ -93,15 +91,32 @@ class PrivateOptimizer(Optimizer):
 
     # -- privacy -----------------------------------------------------------------------------------------------------
     @property
-    def max_grad_norm(self) -> float | list[float]:
-        norm = self._clipper.max_grad_norm
-        return list(norm) if isinstance(norm, tuple) else norm
+    def expected_batch_size(self) -> int:
+        """What sums are divided by. It belongs to the sampling plan and cannot be set."""
+        return self.gradients.expected_batch_size
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The threshold; of several ("per_layer") their joint norm, which is the sensitivity."""
+        return self._clipper.bound
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | list[float]) -> None:
+        """A list: one for each trained parameter. A number, where there is a list: all of them in proportion."""
+        clipper, norm = self._clipper, plain(tuple(value) if isinstance(value, list | tuple) else value)
         assert isinstance(self.gradients, PrivateGradients)
-        norm = plain(tuple(value) if isinstance(value, list | tuple) else value)
-        self.gradients.clipper = replace(self._clipper, max_grad_norm=norm)
+        if isinstance(clipper.max_grad_norm, tuple) and not isinstance(norm, tuple):
+            joint = replace(clipper, max_grad_norm=norm).bound  # refused there, where it is no threshold
+            norm = tuple(c * joint / clipper.bound for c in clipper.max_grad_norm)
+        self.gradients.clipper = replace(clipper, max_grad_norm=norm)
+
+    @property
+    def max_grad_norms(self) -> list[float]:
+        """With "per_layer" clipping: the threshold of each trained parameter."""
+        if self._clipper.mode != "per_layer":
+            raise AttributeError(f"max_grad_norms: {self._clipper.mode} clipping has one threshold, max_grad_norm")
+        assert isinstance(self.gradients, PrivateGradients)
+        return self._clipper.thresholds(len(self.gradients.recorder.slots))
 
     @property
     def _clipper(self) -> Clipper:

@@ -71,8 +71,9 @@ class LogicalBatches(Sampler[Micro]):
         lengths: Sequence[int] | torch.Tensor | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        if max_physical_batch_size is not None and max_physical_batch_size < 1:
-            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size} must be at least 1")
+        whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
+        if max_physical_batch_size is not None and not whole:
+            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
         if lengths is not None and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
         self.plan, self.source, self.max_size = plan, source, max_physical_batch_size

@@ -90,6 +90,19 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
 
 
+def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
+    """Tell of parameters that get gradients without clipping and noise, as the optimizer does not have them."""
+    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        warnings.warn(
+            f"parameter '{others[0]}'{more} requires a gradient but is not in the optimizer: it stays as it is, and "
+            "its gradient is not private. Freeze it, which is faster, too, and never give it to another optimizer",
+            stacklevel=3,
+        )
+
+
 def untrained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """Those that the optimizer has and that are frozen."""
     in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -116,7 +129,7 @@ def check_delta(delta: float, records: int) -> None:
     if delta >= 1 / records:
         warnings.warn(
             f"delta={delta:g} is not smaller than 1/N = {1 / records:g}: it allows publishing a record outright",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

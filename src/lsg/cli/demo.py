@@ -25,7 +25,11 @@ from lsg.training import Epoch
 
 DEFAULTS = Settings()
 METHODS: dict[str, Callable[[], Method]] = {
-    kind.__name__.lower(): kind for kind in (LSG, RGP, SparseDPSGD, DPSGD, NonPrivate)
+    "lsg": LSG,
+    "rgp": RGP,
+    "sparse-dpsgd": SparseDPSGD,
+    "dpsgd": DPSGD,
+    "non-private": NonPrivate,
 }
 
 
@@ -39,7 +43,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of weights, batches, projections and noise.")] = DEFAULTS.seed,
     output: Annotated[Path, typer.Option(help="Folder for figure.png and results.json.")] = Path("runs/digits"),
     methods: Annotated[str, typer.Option(help=f"Comma-separated, out of {', '.join(METHODS)}.")] = (
-        "lsg,rgp,dpsgd,nonprivate"
+        "lsg,rgp,dpsgd,non-private"
     ),
 ) -> None:
     """Train privately on handwritten digits with LSG, RGP and DPSGD at one epsilon, beside non-private training."""
@@ -61,13 +65,14 @@ def demo(
 
 
 def _chosen(names: str) -> list[Method]:
-    wanted = list(dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip()))
+    by_letters = {name.replace("-", ""): name for name in METHODS}
+    wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
     for name in wanted:
-        if name not in METHODS:
+        if name.replace("-", "") not in by_letters:
             raise ConfigurationError(f"methods: '{name}' is not known; choose from {', '.join(METHODS)}")
     if not wanted:
         raise ConfigurationError(f"methods: none given; choose from {', '.join(METHODS)}")
-    return [METHODS[name]() for name in wanted]
+    return [METHODS[by_letters[name.replace("-", "")]]() for name in wanted]
 
 
 def _prepare(output: Path) -> None:
