@@ -76,3 +76,16 @@ def test_presets_are_found_by_name() -> None:
     assert preset("encoder").width == 768
     with pytest.raises(ConfigurationError, match="cpu-encoder"):
         preset("none")
+
+
+def test_on_a_cpu_nothing_of_a_gpu_is_timed() -> None:
+    with pytest.raises(ConfigurationError, match="tf32"):
+        Setting(TINY, workload(TINY, CPU), CPU, "tf32")
+    names = contenders(Setting(TINY, workload(TINY, CPU), CPU, "fp32"))
+    assert "lsg compiled" in names and not any("graphs" in name for name in names)
+
+
+def test_a_missing_transformers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsg.bench.presets.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="'tiny' needs the package transformers"):
+        workload(TINY, CPU).make_model()

@@ -157,6 +157,14 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(options: dict[str, Any]
         private(**options)
 
 
+def test_a_batch_from_elsewhere_is_told_of() -> None:
+    engine, model, optimizer, _ = private()
+    model(torch.randn(4, 10)).sum(1).mean().backward()
+    with pytest.warns(UserWarning, match="the private loader did not hand out"):
+        optimizer.step()
+    assert engine.accountant.history == [(1.0, 1.0, 1)]
+
+
 def test_optimizer_reads_as_in_opacus() -> None:
     _, model, optimizer, loader = private(noise_multiplier=1.3, max_grad_norm=0.7)
     assert (optimizer.noise_multiplier, optimizer.max_grad_norm, optimizer.expected_batch_size) == (1.3, 0.7, BATCH)
@@ -671,6 +679,12 @@ def test_frozen_parameters_and_parameters_not_in_the_optimizer_are_left_alone() 
     train_epoch(model, optimizer, loader)
     changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
     assert changed == {"1.weight", "1.bias"} == set(engine._recorder.slots)
+
+
+def test_explain_tells_why_a_model_would_be_refused() -> None:
+    assert explain(network(), LSG()).problems == ()
+    table = explain(nn.Sequential(nn.Linear(10, 4), nn.BatchNorm1d(4)), LSG())
+    assert "'1' (BatchNorm1d) mixes the samples" in table.problems[0] and table.problems[0] in str(table)
 
 
 def test_explain_adds_up() -> None:

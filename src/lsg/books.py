@@ -1,6 +1,7 @@
 """The books of a run: each logical step in, before its noise is drawn, and counted as the sampling plan says."""
 
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,12 @@ class Books:
     def count(self, noise_multiplier: float, epoch: int | None) -> None:
         """One step of this epoch of the loader; None where the batch did not come from it."""
         rate = 1.0  # nothing is known of how a batch from elsewhere was drawn: no amplification
+        if epoch is None and noise_multiplier:
+            warnings.warn(
+                "a step on a batch that the private loader did not hand out: it is accounted as if every record were "
+                "in it, which costs far more ε. Iterate over the loader that make_private returned",
+                stacklevel=4,
+            )
         if epoch is not None and self._plan.poisson:
             rate = self._plan.sample_rate
         elif epoch is not None and self._counted == (epoch, noise_multiplier):

@@ -12,6 +12,7 @@ from lsg.methods import Method, NonPrivate
 from lsg.planning import make_plan
 from lsg.subspace.refresh import Refresh
 from lsg.subspace.stack import make_stacks
+from lsg.validate import problems
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Explanation:
 
     method: str
     rows: tuple[Row, ...]
+    problems: tuple[str, ...] = ()  # why `make_private` would refuse the model
 
     def count(self, kind: str) -> int:
         return sum(row.kind == kind for row in self.rows)
@@ -75,6 +77,7 @@ class Explanation:
             f"({ratio:.1f}x fewer), {self.bytes_per_sample:,} bytes a sample, expected signal-to-noise of a sample "
             f"{self.signal_to_noise:.2e} at noise multiplier 1 ({math.sqrt(ratio):.1f}x DPSGD's)"
         )
+        lines += [f"make_private would refuse this model: {problem}" for problem in self.problems]
         return "\n".join(lines)
 
 
@@ -97,4 +100,5 @@ def explain(model: nn.Module, method: Method) -> Explanation:
         itemsize = slot.dtype.itemsize if slot else 0
         stored = sum(math.prod(shape) for shape in slot.shapes(1)) if slot else 0
         rows.append(Row(t.name, t.shape, t.kind, size if slot else 0, after, stored * itemsize, t.why))
-    return Explanation(str(method), tuple(rows))
+    refusals = problems(model, [p for p in model.parameters() if p.requires_grad])
+    return Explanation(str(method), tuple(rows), tuple(refusals))

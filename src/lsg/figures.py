@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -41,8 +42,10 @@ def save_accuracy_figure(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """As the kind of file that the path's ending names, whole or not at all."""
-    with whole(path) as partial:
-        figure.savefig(partial, format=path.suffix.removeprefix("."))
+    kind = path.suffix.removeprefix(".")
+    # The same figure is the same file: no date, and no random names inside.
+    with whole(path) as partial, rc_context({"svg.hashsalt": "lsg"}):
+        figure.savefig(partial, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
 def _draw_curves(

@@ -226,9 +226,10 @@ class PrivateOptimizer(Optimizer):
             raise PrivacyError("a newer epoch of the loader has begun: iterate over it once at a time")
         if not self._micro.stepped:
             raise PrivacyError(
-                "the loader was asked for the next batch before optimizer.step(): every batch of the loader needs one "
-                "step, or the steps taken and the steps accounted for would differ. lsg accumulates by itself; use "
-                "max_physical_batch_size for large batches, and a DataLoader of your own to look at the data"
+                "the loader was asked for the next batch before optimizer.step() of the optimizer that make_private "
+                "returned: every batch of the loader needs one step, or the steps taken and the steps accounted for "
+                "would differ. lsg accumulates by itself; use max_physical_batch_size for large batches, and a "
+                "DataLoader of your own to look at the data"
             )
 
     def leave_epoch(self, epoch: int) -> bool:

@@ -24,6 +24,8 @@ class Setting:
     def __init__(self, preset: Preset, workload: Workload, device: torch.device, precision: str) -> None:
         if precision not in ("fp32", "tf32", "bf16"):
             raise ConfigurationError(f"precision '{precision}' is unknown; choose from fp32, tf32, bf16")
+        if precision == "tf32" and device.type == "cpu":
+            raise ConfigurationError("precision tf32 is a GPU's; choose from fp32, bf16")
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = precision != "fp32"
@@ -152,7 +154,7 @@ FAST = {
 def contenders(setting: Setting) -> dict[str, Callable[[], Step]]:
     """Name -> a function that builds the contender."""
     rank = setting.preset.rank
-    lsg = LSG(rank=rank, sparsity=setting.preset.sparsity)
+    lsg, on_gpu = LSG(rank=rank, sparsity=setting.preset.sparsity), setting.device.type == "cuda"
 
     def fast(perf: PerfConfig) -> Callable[[], Step]:
         return lambda: private(setting, lsg, perf)
@@ -161,7 +163,7 @@ def contenders(setting: Setting) -> dict[str, Callable[[], Step]]:
         "non-private": lambda: non_private(setting, compiled=False),
         "non-private compiled": lambda: non_private(setting, compiled=True),
         "lsg": lambda: private(setting, lsg),
-        **{name: fast(perf) for name, perf in FAST.items()},
+        **{name: fast(perf) for name, perf in FAST.items() if on_gpu or not perf.cuda_graphs},
         "rgp": lambda: private(setting, RGP(rank=rank)),
         "dpsgd": lambda: private(setting, DPSGD()),
         "opacus hooks": lambda: opacus(setting, "hooks"),

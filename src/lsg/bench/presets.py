@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -97,7 +98,15 @@ def workload(preset: Preset, device: torch.device) -> Workload:
     return Workload(model, [batch() for _ in range(preset.micro_batches)])
 
 
+def _need_transformers(preset: Preset) -> None:
+    if find_spec("transformers") is None:
+        raise ConfigurationError(
+            f"preset '{preset.name}' needs the package transformers: pip install 'lsg-dp[transformers]'"
+        )
+
+
 def _encoder(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
+    _need_transformers(preset)
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
     config = RobertaConfig(
@@ -112,6 +121,7 @@ def _encoder(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
 
 
 def _decoder(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
+    _need_transformers(preset)
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     config = LlamaConfig(

@@ -63,7 +63,7 @@ def _table(audits: list[Audit], plan: Plan) -> Table:
         title=f"{plan.method}, {plan.clipping} clipping: bounds that all hold together with {plan.confidence:.3%}"
     )
     for column in ("seed", "attack", "sensitivity", "ε claimed", "ε at least", "verdict"):
-        table.add_column(column, justify="left" if column in ("attack", "verdict") else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in ("attack", "verdict") else "right")
     for one in audits:
         for part in one.white_box:
             for o in part.observed:

@@ -35,7 +35,7 @@ def reproduce(
         ),
     ],
     scale: Annotated[str, typer.Option(help="paper, gpu-hour or cpu-minutes.")],
-    output: Annotated[Path | None, typer.Option(help="Default: results/reproduce/SCALE.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Default: runs/reproduce/SCALE.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; default: the scale's.")] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="TASK=PATH, repeatable; TASK may be text or image for all of a kind.")
@@ -58,7 +58,7 @@ def reproduce(
 
     console = Console()
     chosen_scale = scale_named(scale).using(_pairs("--data", data), _pairs("--model", model))
-    folder = output or Path("results/reproduce") / scale
+    folder = output or Path("runs/reproduce") / scale
     store = Store(folder / "cells")
 
     def measure(config: RunConfig, trained: bool) -> Intensity:

@@ -94,7 +94,8 @@ def train(
 ) -> None:
     """Train a model with differential privacy, on a task of the paper or on your own data.
 
-    Options that are not given come from --config, and what is not there from the task's preset: the paper's values.
+    Options that are not given come from --config, and what is not there from the task's preset: the paper's
+    values where it has them.
     """
     console = Console()
     settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})

@@ -109,7 +109,7 @@ def _check_against_data(config: RunConfig, data: Prepared) -> None:
     if config.batch_size > records:
         raise ConfigurationError(
             f"--batch-size {config.batch_size} is more than the {records:,} training records: sampling would not "
-            "protect anybody"
+            "protect anybody. Give a smaller --batch-size"
         )
     if config.method != "non-private" and config.delta >= 1 / records:
         raise ConfigurationError(

@@ -98,9 +98,8 @@ def text_config(name: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of transformers, safetensors or the hub's client
-        unknown = "" if Path(name).is_dir() else "no such folder here, and the hub: "
         raise ConfigurationError(
-            f"--model {name}: cannot load its configuration ({unknown}{first_line(error)})"
+            f"--model {name}: cannot load its configuration ({_hub_or_folder(name)}{first_line(error)})"
         ) from None
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
@@ -108,6 +107,10 @@ def text_config(name: str) -> Any:
             "classification head for it"
         )
     return config
+
+
+def _hub_or_folder(name: str) -> str:
+    return "" if Path(name).is_dir() else "no such folder here, and the hub: "
 
 
 def _check_folder(name: str) -> None:
@@ -130,7 +133,9 @@ def load_tokenizer(name: str) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # of transformers, tokenizers or the hub's client
-            raise ConfigurationError(f"--model {name}: cannot load its tokenizer ({first_line(error)})") from None
+            raise ConfigurationError(
+                f"--model {name}: cannot load its tokenizer ({_hub_or_folder(name)}{first_line(error)})"
+            ) from None
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ConfigurationError(f"--model {name}: it has no tokenizer")
     if tokenizer.pad_token is None:
