@@ -10,6 +10,7 @@ PAGE = ROOT / "docs" / "performance.md"
 SWEEPS = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
 ORDER = (
     "cpu-encoder-fp32-cpu",
+    "cpu-wrn-fp32-cpu",
     "encoder-bf16-cuda",
     "encoder-bf16-cuda-all",
     "encoder-tf32-cuda",
