@@ -69,7 +69,7 @@ class Clipper:
     def bound(self) -> float:
         """The sensitivity of a clipped sum."""
         if isinstance(self.max_grad_norm, tuple):
-            return math.sqrt(sum(c * c for c in self.max_grad_norm))
+            return math.hypot(*self.max_grad_norm)
         return self.max_grad_norm
 
     def clip(

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +18,19 @@ def write_whole(target: Path, text: str) -> None:
 @contextlib.contextmanager
 def whole(target: Path) -> Iterator[Path]:
     """Where to write the file instead: what is written there takes the target's place at the end, if all went well."""
+    given, target = target, Path(os.path.realpath(target))  # of a link, what it names
     partial = target.with_name(target.name + UNFINISHED)
-    with naming(target):
+    with naming(given):
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_file():  # a pipe, say: nothing can take its place
+            yield target
+            return
         try:
             yield partial
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())
+            if target.exists():
+                shutil.copymode(target, partial)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -108,7 +108,9 @@ class PrivateOptimizer(Optimizer):
         if isinstance(clipper.max_grad_norm, tuple) and not isinstance(norm, tuple):
             joint = replace(clipper, max_grad_norm=norm).bound  # refused there, where it is no threshold
             norm = tuple(c * joint / clipper.bound for c in clipper.max_grad_norm)
-        self.gradients.clipper = replace(clipper, max_grad_norm=norm)
+        changed = replace(clipper, max_grad_norm=norm)
+        changed.thresholds(len(self.gradients.recorder.slots))  # refuses another number of them
+        self.gradients.clipper = changed
 
     @property
     def max_grad_norms(self) -> list[float]:

@@ -5,7 +5,7 @@ keep their own rules, and see one sample's slice of their carriers.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,22 +15,14 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from lsg.errors import PrivacyError
 from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
 
 def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
-
-    def forward(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        site.bypass = True
-        try:
-            with _PaddingStays() if getattr(module, "padding_idx", None) is not None else nullcontext():
-                return functional_call(module, values, args, kwargs)
-        finally:
-            site.bypass = False
-
-    return _each_sample(site, forward, _inner_slots(module), args, kwargs)
+    return _each_sample(module, site, _inner_slots(module), args, kwargs)
 
 
 def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) -> Any:
@@ -38,18 +30,12 @@ def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) ->
 
     (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
     """
-    if site.caller is None:
-        site.caller = _MethodCall(module, site.plain)
-    caller = site.caller
-
-    def compute(values: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        return functional_call(caller, {f"module.{name}": value for name, value in values.items()}, args, kwargs)
-
-    return _each_sample(site, compute, [], args, kwargs)
+    return _each_sample(module, site, [], args, kwargs)
 
 
 class _MethodCall(nn.Module):
-    """Makes a method of a module callable with other parameter values."""
+    """Makes a method of a module callable with other parameter values. Hooks on the module, which have their turn
+    outside, do not run."""
 
     def __init__(self, module: nn.Module, method: Callable[..., Any]) -> None:
         super().__init__()
@@ -60,9 +46,12 @@ class _MethodCall(nn.Module):
 
 
 def _each_sample(
-    site: Site, run: Callable[..., Any], inner: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, site: Site, inner: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """run(parameter values, *args, **kwargs) for each sample as a batch of one, vectorised over the samples."""
+    """The plain method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
+    if site.caller is None:
+        site.caller = _MethodCall(module, site.plain)
+    caller = site.caller
     leaves, structure = pytree.tree_flatten((args, kwargs))
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
     if first is not None:
@@ -77,12 +66,14 @@ def _each_sample(
     def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
         rows = [leaf.unsqueeze(0) if flag else leaf for leaf, flag in zip(leaves, batched, strict=True)]
         sample_args, sample_kwargs = pytree.tree_unflatten(rows, structure)
-        values = _values(site.slots, own)
+        values = {f"module.{name}": value for name, value in _values(site.slots, own).items()}
         with ExitStack() as stack:
             stack.enter_context(site.batch.of_one())
             for slot, carriers in zip(inner, borrowed, strict=True):
                 stack.enter_context(slot.borrowed(tuple(c.unsqueeze(0) for c in carriers)))
-            out = run(values, *sample_args, **sample_kwargs)
+            if isinstance(module, nn.Embedding):
+                stack.enter_context(_PaddingStays(site.name))
+            out = functional_call(caller, values, sample_args, sample_kwargs)
         return pytree.tree_map_only(Tensor, lambda t: t.squeeze(0), out)
 
     dims = (0, 0, *(0 if flag else None for flag in batched))
@@ -93,18 +84,35 @@ def _each_sample(
 class _PaddingStays(TorchFunctionMode):
     """Under vmap the row of an embedding's `padding_idx` would be trained, too: cuts it off from autograd."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | (kwargs or {})
-        if func is F.embedding and named.get("padding_idx") is not None:
-            weight = named["weight"]
-            row = torch.arange(weight.shape[0], device=weight.device) == named["padding_idx"] % weight.shape[0]
-            return F.embedding(named["input"], torch.where(row.unsqueeze(1), weight.detach(), weight))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is not F.embedding:
+            return func(*args, **kwargs)
+        refuse_batch_dependent(self._name, args, kwargs)
+        named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+        token, weight, padding_idx = named["input"], named["weight"], named.get("padding_idx")
+        if padding_idx is not None:
+            row = torch.arange(weight.shape[0], device=weight.device) == padding_idx % weight.shape[0]
+            weight = torch.where(row.unsqueeze(1), weight.detach(), weight)
+        return F.embedding(token, weight)
+
+
+def refuse_batch_dependent(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Arguments of `F.embedding` that couple the samples of a batch, or write what they look up."""
+    given = dict(zip(("max_norm", "norm_type", "scale_grad_by_freq"), args[3:], strict=False)) | kwargs
+    for argument in ("max_norm", "scale_grad_by_freq"):
+        if given.get(argument):
+            raise PrivacyError(f"layer '{name}' looks up with {argument}, which depends on the batch; turn it off")
 
 
 def _values(slots: dict[str, Slot], carriers: dict[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
-    """One sample's parameters by local name, those of a split weight ("weight[0]", ...) in one."""
-    values = {name: slot.moved_by(carriers[name]) for name, slot in slots.items()}
+    """One sample's parameters by local name, those of a split weight ("weight[0]", ...) in one; a parameter with two
+    names by the first, as `functional_call` ties them."""
+    once = {id(slot): (name, slot) for name, slot in reversed(slots.items())}
+    values = {name: slot.moved_by(carriers[name]) for name, slot in reversed(once.values())}
     for key, slot in slots.items():
         if slot.narrow is not None:
             name, part = key[: key.rindex("[")], values.pop(key)

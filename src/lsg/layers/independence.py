@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from lsg.errors import PrivacyError
 from lsg.layers.calls import Calls, untransformed
 from lsg.layers.fallback import fallback_forward
+from lsg.layers.intercept import intercepted_forward
 from lsg.layers.probes import Probes
 from lsg.layers.site import site_of
 from lsg.layers.slot import Slot, calls_apart
@@ -210,8 +211,10 @@ def _watched(modules: Sequence[nn.Module], probes: Probes, *, outputs: bool) -> 
             if outputs:
                 name = f"in layer '{site.name}' ({type(module).__name__})"
                 hooks.enter_context(module.register_forward_hook(_after(name, probes)))
-            elif site.rule is fallback_forward:
-                hooks.enter_context(module.register_forward_hook(_refuse_another_function, with_kwargs=True))
+            elif site.rule in (fallback_forward, intercepted_forward):
+                hooks.enter_context(
+                    module.register_forward_hook(_refuse_another_function, prepend=True, with_kwargs=True)
+                )
         yield
 
 
@@ -232,18 +235,22 @@ def _after(name: str, probes: Probes) -> Callable[..., None]:
 def _refuse_another_function(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
     """Sample by sample a module must compute what it computes for the batch."""
     site = site_of(module)
-    if site is None or not untransformed():
+    if site is None or site.rule is not fallback_forward or not untransformed():
         return
     with torch.no_grad():
         once, again = (pytree.tree_leaves(site.plain(*args, **kwargs)) for _ in range(2))
-    if not all(_close(a, b) for a, b in zip(once, again, strict=True)):
-        return  # random: there is nothing to compare
-    if not all(_close(a, b) for a, b in zip(once, pytree.tree_leaves(output), strict=True)):
+    random = not all(_close(a, b) for a, b in zip(once, again, strict=True))  # then only shapes can be compared
+    alike = _same_shape if random else _close
+    if not all(alike(a, b) for a, b in zip(once, pytree.tree_leaves(output), strict=True)):
         raise PrivacyError(
             f"layer '{site.name}' ({type(module).__name__}) computes something else for the samples of a batch than "
             "for each of them alone: it mixes samples, or an input that they share has as many rows as there are "
             "samples (then give it a leading dimension of 1)"
         )
+
+
+def _same_shape(a: Any, b: Any) -> bool:
+    return not isinstance(a, Tensor) or (isinstance(b, Tensor) and a.shape == b.shape)
 
 
 def _close(a: Any, b: Any) -> bool:

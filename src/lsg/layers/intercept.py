@@ -6,6 +6,7 @@ One that does anything else with its parameters (an equalised learning rate, LoR
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
-from lsg.layers.fallback import fallback_forward
+from lsg.layers.fallback import fallback_forward, refuse_batch_dependent
 from lsg.layers.linear import linear, weight_slots
 from lsg.layers.site import Site
 
@@ -33,7 +34,8 @@ class _Redirect(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.embedding:
             token, weight, padding_idx = _arguments(("input", "weight", "padding_idx"), args, kwargs)
-            if weight is self._weight:
+            if weight is self._weight and "weight" in self._site.slots:
+                refuse_batch_dependent(self._site.name, args, kwargs)
                 return embedding(self._site, token, weight, padding_idx)
         if func is F.linear:
             x, weight, bias = _arguments(("input", "weight", "bias"), args, kwargs)
@@ -41,12 +43,16 @@ class _Redirect(TorchFunctionMode):
                 bias_slot = None if bias is None else self._site.slots.get("bias")
                 return linear(self._site, x, weight, bias, weight_slots(self._site), bias_slot)
         out = func(*args, **kwargs)
-        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(out)) and self._uses_trained((args, kwargs)):
+        if torch.is_grad_enabled() and _has_gradient(out) and self._uses_trained((args, kwargs)):
             raise _OtherUse
         return out
 
     def _uses_trained(self, inputs: Any) -> bool:
         return any(leaf is parameter for leaf in pytree.tree_leaves(inputs) for parameter in self._trained)
+
+
+def _has_gradient(out: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(out))
 
 
 def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -60,8 +66,14 @@ def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any
         with _Redirect(module, site):
             out = site.plain(*args, **kwargs)
     except _OtherUse:
+        if site.intercepted:  # the check at the first batch has seen another layer than this
+            raise PrivacyError(
+                f"layer '{site.name}' ({type(module).__name__}) uses its parameters in another way than before: let "
+                "its forward do the same at each call"
+            ) from None
         site.rule = fallback_forward  # from now on
         return fallback_forward(module, site, *args, **kwargs)
-    if not any(leaf.requires_grad for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)):
+    site.intercepted = True
+    if not _has_gradient(out):
         raise PrivacyError(f"layer '{site.name}' ({type(module).__name__}) uses its weight in a way that has no rule")
     return out

@@ -93,14 +93,14 @@ class Slot:
         rule would leave there."""
         space = self.subspace
         if space is None:
-            return self.value + carriers[0]
+            return (self.value + carriers[0]).to(self.value.dtype)
         rows, columns = carriers
         rows = spread(rows, None if space.rows_kept is None else space.rows_kept.indices, space.row_factor.shape[0])
         columns = spread(
             columns, None if space.columns_kept is None else space.columns_kept.indices, space.column_factor.shape[1]
         )
         move = rows.mT @ space.column_factor + space.row_factor @ columns
-        return self.value + move.view(self.value.shape)
+        return (self.value + move.view(self.value.shape)).to(self.value.dtype)
 
     @property
     def dimensions(self) -> int:
