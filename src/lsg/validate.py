@@ -79,7 +79,7 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
     if isinstance(optimizer, LBFGS):
         raise ConfigurationError("optimizer LBFGS needs closures, which see a batch many times; use SGD or Adam, say")
     known = {id(p) for p in model.parameters()}
-    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    listed = _listed(optimizer)
     for number, parameter in enumerate(listed):
         if id(parameter) not in known:
             raise ConfigurationError(
@@ -90,9 +90,13 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
 
 
+def _listed(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     """Tell of parameters that get gradients without clipping and noise, as the optimizer does not have them."""
-    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    in_optimizer = {id(p) for p in _listed(optimizer)}
     others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -105,7 +109,7 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
 
 def untrained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """Those that the optimizer has and that are frozen."""
-    in_optimizer = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    in_optimizer = {id(p) for p in _listed(optimizer)}
     return {name: p for name, p in model.named_parameters() if not p.requires_grad and id(p) in in_optimizer}
 
 

@@ -65,14 +65,14 @@ def demo(
 
 
 def _chosen(names: str) -> list[Method]:
-    by_letters = {name.replace("-", ""): name for name in METHODS}
-    wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
-    for name in wanted:
-        if name.replace("-", "") not in by_letters:
+    by_letters = {name.replace("-", ""): method for name, method in METHODS.items()}
+    wanted = {name.strip().lower().replace("-", ""): name.strip().lower() for name in names.split(",") if name.strip()}
+    for letters, name in wanted.items():
+        if letters not in by_letters:
             raise ConfigurationError(f"methods: '{name}' is not known; choose from {', '.join(METHODS)}")
     if not wanted:
         raise ConfigurationError(f"methods: none given; choose from {', '.join(METHODS)}")
-    return [METHODS[by_letters[name.replace("-", "")]]() for name in wanted]
+    return [by_letters[letters]() for letters in wanted]
 
 
 def _prepare(output: Path) -> None:

@@ -19,6 +19,8 @@ from lsg.errors import PrivacyError
 from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
+LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")  # of F.embedding
+
 
 def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
@@ -91,20 +93,24 @@ class _PaddingStays(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.embedding:
             return func(*args, **kwargs)
-        refuse_batch_dependent(self._name, args, kwargs)
-        named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
-        token, weight, padding_idx = named["input"], named["weight"], named.get("padding_idx")
+        call = arguments(LOOKUP, args, kwargs)
+        refuse_batch_dependent(self._name, call)
+        weight, padding_idx = call["weight"], call["padding_idx"]
         if padding_idx is not None:
             row = torch.arange(weight.shape[0], device=weight.device) == padding_idx % weight.shape[0]
             weight = torch.where(row.unsqueeze(1), weight.detach(), weight)
-        return F.embedding(token, weight)
+        return F.embedding(call["input"], weight)
 
 
-def refuse_batch_dependent(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of a call of a function with these parameters, by name; None where it was not given."""
+    return dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+
+
+def refuse_batch_dependent(name: str, call: dict[str, Any]) -> None:
     """Arguments of `F.embedding` that couple the samples of a batch, or write what they look up."""
-    given = dict(zip(("max_norm", "norm_type", "scale_grad_by_freq"), args[3:], strict=False)) | kwargs
     for argument in ("max_norm", "scale_grad_by_freq"):
-        if given.get(argument):
+        if call[argument]:
             raise PrivacyError(f"layer '{name}' looks up with {argument}, which depends on the batch; turn it off")
 
 

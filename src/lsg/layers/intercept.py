@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
-from lsg.layers.fallback import fallback_forward, refuse_batch_dependent
+from lsg.layers.fallback import LOOKUP, arguments, fallback_forward, refuse_batch_dependent
 from lsg.layers.linear import linear, weight_slots
 from lsg.layers.site import Site
 
@@ -33,15 +33,16 @@ class _Redirect(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.embedding:
-            token, weight, padding_idx = _arguments(("input", "weight", "padding_idx"), args, kwargs)
-            if weight is self._weight and "weight" in self._site.slots:
-                refuse_batch_dependent(self._site.name, args, kwargs)
-                return embedding(self._site, token, weight, padding_idx)
+            call = arguments(LOOKUP, args, kwargs)
+            if call["weight"] is self._weight and "weight" in self._site.slots:
+                refuse_batch_dependent(self._site.name, call)
+                return embedding(self._site, call["input"], self._weight, call["padding_idx"])
         if func is F.linear:
-            x, weight, bias = _arguments(("input", "weight", "bias"), args, kwargs)
-            if weight is self._weight and (bias is None or bias is self._bias):
+            call = arguments(("input", "weight", "bias"), args, kwargs)
+            bias = call["bias"]
+            if call["weight"] is self._weight and (bias is None or bias is self._bias):
                 bias_slot = None if bias is None else self._site.slots.get("bias")
-                return linear(self._site, x, weight, bias, weight_slots(self._site), bias_slot)
+                return linear(self._site, call["input"], self._weight, bias, weight_slots(self._site), bias_slot)
         out = func(*args, **kwargs)
         if torch.is_grad_enabled() and _has_gradient(out) and self._uses_trained((args, kwargs)):
             raise _OtherUse
@@ -53,11 +54,6 @@ class _Redirect(TorchFunctionMode):
 
 def _has_gradient(out: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(out))
-
-
-def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    found = dict(zip(names, args, strict=False)) | kwargs
-    return tuple(found.get(name) for name in names)
 
 
 def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:

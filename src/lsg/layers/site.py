@@ -58,7 +58,7 @@ class Site:
         self.plain: Callable[..., Any]
         self.caller: nn.Module | None = None  # runs `plain` with other parameter values, where the rule needs that
         self.intercepted = False  # whether calls of functions inside the plain forward have gone through a rule
-        self.bypass = False  # True while the rule itself runs the plain forward
+        self.bypass = False  # True while the module is to run as if it had no rule
         # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
         self.shared_input: bool | None = None  # indices have no batch dimension (positions)
         self.unclear_input = False  # as many indices as samples were taken for one a sample

@@ -23,7 +23,6 @@ from lsg.layers import outer
 from lsg.layers.calls import Call, Calls, untransformed, zeros
 from lsg.layers.outer import OuterProducts
 from lsg.subspace import Subspace
-from lsg.subspace.space import spread
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,9 @@ class Slot:
         space = self.subspace
         if space is None:
             return (self.value + carriers[0]).to(self.value.dtype)
-        rows, columns = carriers
-        rows = spread(rows, None if space.rows_kept is None else space.rows_kept.indices, space.row_factor.shape[0])
-        columns = spread(
-            columns, None if space.columns_kept is None else space.columns_kept.indices, space.column_factor.shape[1]
-        )
-        move = rows.mT @ space.column_factor + space.row_factor @ columns
-        return (self.value + move.view(self.value.shape)).to(self.value.dtype)
+        d_left, d_right = space.unpack(*carriers)
+        move = d_left @ space.right + space.left @ d_right
+        return (self.value + (move.mT if space.transposed else move).reshape(self.value.shape)).to(self.value.dtype)
 
     @property
     def dimensions(self) -> int:
