@@ -1,5 +1,7 @@
 """What can go wrong: every error that lsg raises on purpose is one of these, and names its culprit."""
 
+_NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
 
 class LsgError(Exception):
     """Base of all deliberate errors of lsg."""
@@ -19,3 +21,15 @@ class BudgetExceeded(PrivacyError):  # noqa: N818  (it ends a run as planned; no
 
 class OutOfMemory(LsgError, RuntimeError):  # noqa: N818  (as torch and Python name theirs)
     """A single sample does not fit into memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU, of the processor, or of the libraries that report it in words of their own."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _NO_MEMORY)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the rest of its message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

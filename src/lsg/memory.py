@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsg.errors import ConfigurationError, OutOfMemory
+from lsg.errors import ConfigurationError, OutOfMemory, is_out_of_memory
 from lsg.layers.recorder import batch_size
 from lsg.optimizer import PrivateOptimizer
 
 Loss = Callable[[nn.Module, Any], Tensor]
-
-_MESSAGES = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class BackwardInPieces:
@@ -92,13 +90,6 @@ class BackwardInPieces:
             f"step. max_physical_batch_size={self.largest} saves the attempts",
             stacklevel=4,
         )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, of the processor, or of the libraries that report it in words of their own."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def rows(batch: Any, start: int, count: int, size: int) -> Any:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from lsg.layers import conv_kernel
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_as, weight_operands
+from lsg.layers.rows import Rows
+from lsg.layers.samples import SamplePlaces
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
@@ -183,26 +185,30 @@ def _as_one_sample(values: Tensor) -> Tensor:
     return values.contiguous().flatten().reshape(1, -1, *values.shape[2:])
 
 
-def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, input: Tensor) -> Tensor:
+def conv_forward(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, places: SamplePlaces, input: Tensor
+) -> Tensor:
     dtype = compute_dtype(input)
-    x = site.batch_first(input, module.weight.dim() - 1, foldable=False).to(dtype)
+    images = Rows(site, places.input(), input, module.weight.dim() - 1)
+    x = images.x.to(dtype)
     padding: Any = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
         padding = (0,) * len(module.stride)
     slot = site.slots.get("weight")
-    operands = weight_operands(slot, dtype)
+    operands = weight_operands(slot, dtype, images.carrier)
     bias = None if module.bias is None else module.bias.detach().to(dtype)
     bias_slot = site.slots.get("bias")
-    return _Conv.apply(
+    y: Tensor = _Conv.apply(
         x,
         weight_as(module.weight, slot, dtype),
         bias,
         *operands,
-        bias_slot.carriers[0] if bias_slot else None,
+        images.carrier(bias_slot.carriers[0]) if bias_slot else None,
         module.stride,
         padding,
         module.dilation,
         module.groups,
     )
+    return images.back(y)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.errors import PrivacyError
 from lsg.layers.factor_gradient import select
 from lsg.layers.linear import weight_operands
+from lsg.layers.samples import Axis, SamplePlaces
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
@@ -70,42 +70,16 @@ def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, place: Tensor | None, wi
     return empty.scatter_add(2, index.unsqueeze(1).expand_as(values_BrT), values_BrT)[..., :width]
 
 
-def embedding(site: Site, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
-    """`F.embedding` with per-sample gradients. Indices without a batch dimension serve every sample alike."""
-    token_B = _per_sample_tokens(site, token)
+def embedding(site: Site, axis: Axis, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
+    """`F.embedding` with per-sample gradients, for samples along `axis` of the indices."""
     slot = site.slots["weight"]
     value = weight.detach()
     if padding_idx is not None and padding_idx < 0:
         padding_idx += value.shape[0]
-    return _Embedding.apply(token_B, value, padding_idx, *weight_operands(slot, value.dtype))
+    token_B = axis.split(token, site.size)
+    y: Tensor = _Embedding.apply(token_B, value, padding_idx, *weight_operands(slot, value.dtype))
+    return axis.join(y, token, site.size)
 
 
-def _per_sample_tokens(site: Site, token: Tensor) -> Tensor:
-    before = site.batch.size
-    if token.dim() > 0:
-        site.batch.require(token.shape[0])
-    size = site.batch.size
-    assert size is not None
-    if token.dim() > 0 and token.shape[0] == 1 and not site.shared_input:
-        return token.expand(size, *token.shape[1:])
-    shared = token.dim() == 0 or token.shape[0] != size
-    if site.shared_input is None:
-        site.unclear_input = token.dim() == 1 and size > 1 and not shared
-        if site.unclear_input and not site.batch.rooted and before == size:  # no check will tell
-            raise PrivacyError(
-                f"embedding '{site.name}' got {size} indices in a batch of {size} samples: one for each, or positions "
-                "that all share? Call the model as a whole first, on several samples, so that lsg can see"
-            )
-        site.shared_input = shared  # decided once: a length that happens to equal the batch size must not flip it
-    if site.shared_input:
-        return token.expand(size, *token.shape)
-    if shared:
-        raise PrivacyError(
-            f"embedding '{site.name}' got indices of shape {tuple(token.shape)} in a batch of {size} samples, "
-            "but took batch-first indices before: give it one row of indices for each sample"
-        )
-    return token
-
-
-def embedding_forward(module: nn.Embedding, site: Site, input: Tensor) -> Tensor:
-    return embedding(site, input, module.weight, module.padding_idx)
+def embedding_forward(module: nn.Embedding, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+    return embedding(site, places.input(), input, module.weight, module.padding_idx)

@@ -4,8 +4,8 @@ Each sample runs as a batch of one with its own copy of the module's parameters 
 keep their own rules, and see one sample's slice of their carriers.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,24 +15,25 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
+from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
+from lsg.layers.samples import SHARED, SampleAxis, SamplePlaces
 from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")  # of F.embedding
 
 
-def fallback_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
+def fallback_forward(module: nn.Module, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
-    return _each_sample(module, site, _inner_slots(module), args, kwargs)
+    return _each_sample(module, site, places, _inner_slots(module), args, kwargs)
 
 
-def relative_bias_forward(module: Any, site: Site, *args: Any, **kwargs: Any) -> Any:
+def relative_bias_forward(module: Any, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """A relative attention bias (T5, MPNet): a table looked up by distance alone; each sample gets a bias of its own.
 
     (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
     """
-    return _each_sample(module, site, [], args, kwargs)
+    return _each_sample(module, site, places, [], args, kwargs)
 
 
 class _MethodCall(nn.Module):
@@ -48,26 +49,24 @@ class _MethodCall(nn.Module):
 
 
 def _each_sample(
-    module: nn.Module, site: Site, inner: list[Slot], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    site: Site,
+    places: SamplePlaces,
+    inner: list[Slot],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """The plain method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
     if site.caller is None:
         site.caller = _MethodCall(module, site.plain)
-    caller = site.caller
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), None)
-    if first is not None:
-        site.batch.require(first.shape[0])
-    size = site.batch.size
-    batched = [isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == size for leaf in leaves]
-    if site.batched_inputs is not None and len(site.batched_inputs) == len(batched):
-        batched = [now and before for now, before in zip(batched, site.batched_inputs, strict=True)]
-    elif size is not None and size > 1:
-        site.batched_inputs = batched
+    caller, size = site.caller, site.size
+    leaves, structure = pytree.tree_flatten((args, list(kwargs.values())))
+    axes = [places.input(i) if isinstance(leaf, Tensor) else SHARED for i, leaf in enumerate(leaves)]
+    shape_of_results: list[Any] = []  # leaves, with _A_TENSOR in a tensor's place, and their structure
 
-    def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *leaves: Any) -> Any:
-        rows = [leaf.unsqueeze(0) if flag else leaf for leaf, flag in zip(leaves, batched, strict=True)]
-        sample_args, sample_kwargs = pytree.tree_unflatten(rows, structure)
+    def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *parts: Any) -> list[Tensor]:
+        rows = [axis.one(part) if isinstance(axis, SampleAxis) else part for axis, part in zip(axes, parts, strict=True)]
+        sample_args, sample_values = pytree.tree_unflatten(rows, structure)
         values = {f"module.{name}": value for name, value in _values(site.slots, own).items()}
         with ExitStack() as stack:
             stack.enter_context(site.batch.of_one())
@@ -75,12 +74,38 @@ def _each_sample(
                 stack.enter_context(slot.borrowed(tuple(c.unsqueeze(0) for c in carriers)))
             if isinstance(module, nn.Embedding):
                 stack.enter_context(_PaddingStays(site.name))
-            out = functional_call(caller, values, sample_args, sample_kwargs)
-        return pytree.tree_map_only(Tensor, lambda t: t.squeeze(0), out)
+            out = functional_call(caller, values, sample_args, dict(zip(kwargs, sample_values, strict=True)))
+        found, out_structure = pytree.tree_flatten(out)
+        shape_of_results[:] = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found], out_structure
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
-    dims = (0, 0, *(0 if flag else None for flag in batched))
+    parts = [axis.parts(leaf, size) if isinstance(axis, SampleAxis) else leaf for axis, leaf in zip(axes, leaves, strict=True)]
+    dims = (0, 0, *(axis.dim + 1 if isinstance(axis, SampleAxis) else None for axis in axes))
     own = {name: slot.carriers for name, slot in site.slots.items()}
-    return vmap(one_sample, in_dims=dims, randomness="different")(own, [slot.carriers for slot in inner], *leaves)
+    with _named_errors(module, site):
+        results = iter(vmap(one_sample, in_dims=dims, randomness="different")(own, [s.carriers for s in inner], *parts))
+        found, out_structure = shape_of_results
+        joined = [places.output(i).collect(next(results)) if leaf is _A_TENSOR else leaf for i, leaf in enumerate(found)]
+    return pytree.tree_unflatten(joined, out_structure)
+
+
+_A_TENSOR = object()
+
+
+@contextmanager
+def _named_errors(module: nn.Module, site: Site) -> Iterator[None]:
+    """What vmap cannot do is told as a refusal of the layer."""
+    try:
+        yield
+    except (PrivacyError, ConfigurationError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise PrivacyError(
+            f"layer '{site.name}' ({type(module).__name__}) cannot run sample by sample, as its parameters need: "
+            f"{first_line(error)}. Freeze its parameters, or build it of layers that lsg has rules for"
+        ) from error
 
 
 class _PaddingStays(TorchFunctionMode):

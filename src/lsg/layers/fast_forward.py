@@ -29,7 +29,7 @@ class FastForward:
     def __init__(self, model: nn.Module, slots: Sequence[Recordable], *, compiled: bool, tape: Tape | None) -> None:
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
-        self.plain = swap_in(model, "forward", _signed(model.forward))
+        self.plain = swap_in(model, "forward", signed(model.forward, _forward))
         run: Callable[..., Any] = _compiled(self.plain) if compiled else self.plain
         if tape is not None and not compiled:  # a compiler makes constants by itself
             run = without_host_constants(run)
@@ -77,9 +77,9 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 _forward.__name__ = "forward"
 
 
-def _signed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`_forward` with the signature of a model's own: transformers' `generate` looks there for what a model takes."""
-    patch = types.FunctionType(_forward.__code__, _forward.__globals__, "forward")
+def signed(forward: Callable[..., Any], by: types.FunctionType | Any) -> Callable[..., Any]:
+    """What replaces a model's forward, with its signature: transformers' `generate` looks there for what it takes."""
+    patch = types.FunctionType(by.__code__, by.__globals__, "forward")
     try:
         own = inspect.signature(forward)
     except (TypeError, ValueError):  # it has none

@@ -4,6 +4,7 @@
 One that does anything else with its parameters (an equalised learning rate, LoRA) runs sample by sample instead.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
 from lsg.layers.fallback import LOOKUP, arguments, fallback_forward, refuse_batch_dependent
 from lsg.layers.linear import linear, weight_slots
+from lsg.layers.samples import Axis, SamplePlaces
 from lsg.layers.site import Site
+
+
+FUNCTION = "function"  # stands before the input of a function in a call's leaves: it is no call of the module
 
 
 class _OtherUse(Exception):  # noqa: N818 - no error: told to `intercepted_forward` alone
@@ -36,27 +41,48 @@ class _Redirect(TorchFunctionMode):
             call = arguments(LOOKUP, args, kwargs)
             if call["weight"] is self._weight and "weight" in self._site.slots:
                 refuse_batch_dependent(self._site.name, call)
-                return embedding(self._site, call["input"], self._weight, call["padding_idx"])
+                axis = self._axis(call["input"])
+                return embedding(self._site, axis, call["input"], self._weight, call["padding_idx"])
         if func is F.linear:
             call = arguments(("input", "weight", "bias"), args, kwargs)
             bias = call["bias"]
             if call["weight"] is self._weight and (bias is None or bias is self._bias):
                 bias_slot = None if bias is None else self._site.slots.get("bias")
-                return linear(self._site, call["input"], self._weight, bias, weight_slots(self._site), bias_slot)
+                x, slots = call["input"], weight_slots(self._site)
+                return linear(self._site, self._axis(x), x, self._weight, bias, slots, bias_slot)
         out = func(*args, **kwargs)
         if torch.is_grad_enabled() and _has_gradient(out) and self._uses_trained((args, kwargs)):
             raise _OtherUse
         return out
 
+    def _axis(self, x: Tensor) -> Axis:
+        return self._site.places([FUNCTION, x]).input(1)
+
     def _uses_trained(self, inputs: Any) -> bool:
         return any(leaf is parameter for leaf in pytree.tree_leaves(inputs) for parameter in self._trained)
+
+
+class Listen(TorchFunctionMode):
+    """Tells of the inputs that `_Redirect` would send through a rule; everything runs as it is."""
+
+    def __init__(self, module: Any, tell: Callable[[Tensor, Any], None]) -> None:
+        self._weight, self._tell = module.weight, tell
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is F.embedding or func is F.linear:
+            names = LOOKUP if func is F.embedding else ("input", "weight", "bias")
+            call = arguments(names, args, kwargs or {})
+            if call["weight"] is self._weight:
+                self._tell(call["input"], out)
+        return out
 
 
 def _has_gradient(out: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(out))
 
 
-def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any) -> Any:
+def intercepted_forward(module: nn.Module, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, with its functional call redirected where it is one."""
     try:
         with _Redirect(module, site):
@@ -68,7 +94,7 @@ def intercepted_forward(module: nn.Module, site: Site, *args: Any, **kwargs: Any
                 "its forward do the same at each call"
             ) from None
         site.rule = fallback_forward  # from now on
-        return fallback_forward(module, site, *args, **kwargs)
+        return fallback_forward(module, site, places, *args, **kwargs)
     site.intercepted = True
     if not _has_gradient(out):
         raise PrivacyError(f"layer '{site.name}' ({type(module).__name__}) uses its weight in a way that has no rule")

@@ -5,6 +5,7 @@ gradients in factor space are  dA^T = (x C^T)^T g  and  dC = (g A)^T x.  The out
 That of a dense weight is g^T x: either formed for its carrier, or left as the pair of x and g (`calls.py`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from lsg.layers.calls import Call, untransformed
 from lsg.layers.factor_gradient import factor_gradients
 from lsg.layers.last_cast import can_share
+from lsg.layers.samples import Axis, SamplePlaces
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 from lsg.layers.slot import Slot
 from lsg.subspace.space import Kept
@@ -91,16 +93,18 @@ def weight_as(weight: Tensor, slot: Slot | None, dtype: torch.dtype) -> Tensor:
     return weight.detach().to(dtype) if slot is None else slot.value_as(dtype)
 
 
-def weight_operands(slot: Slot | None, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+def weight_operands(
+    slot: Slot | None, dtype: torch.dtype, carrier_of: Callable[[Tensor], Tensor] = lambda carrier: carrier
+) -> tuple[Tensor | None, ...]:
     """A weight's slot -> row and column factor; kept rows, their places; kept columns, their places; and carriers of
-    rows, columns and the dense weight."""
+    rows, columns and the dense weight, each as `carrier_of` makes it."""
     if slot is None:
         return (None,) * 9
-    space = slot.subspace
+    space, carriers = slot.subspace, map(carrier_of, slot.carriers)
     if space is None:
-        return (*(None,) * 8, slot.carriers[0])
+        return (*(None,) * 8, *carriers)
     kept = (*_indices(space.rows_kept), *_indices(space.columns_kept))
-    return (*slot.factors_as(dtype), *kept, *slot.carriers, None)
+    return (*slot.factors_as(dtype), *kept, *carriers, None)
 
 
 def _indices(kept: Kept | None) -> tuple[Tensor | None, Tensor | None]:
@@ -117,6 +121,7 @@ def transpose_operands(operands: tuple[Tensor | None, ...]) -> tuple[Tensor | No
 
 def linear(
     site: Site,
+    axis: Axis,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -125,9 +130,9 @@ def linear(
     *,
     stored_inputs_first: bool = False,
 ) -> Tensor:
-    """`F.linear` with per-sample gradients; `weight_slots` has three entries for a split query-key-value weight."""
+    """`F.linear` with per-sample gradients, for samples along `axis` of x; `weight_slots` has three entries for a split query-key-value weight."""
     dtype = compute_dtype(x)
-    x_B, x_cast = site.batch_first(x, 1), None
+    x_B, x_cast = axis.split(x, site.size), None
     if x_B.dtype != dtype and can_share(x_B):
         x_cast = site.batch.last_cast(x_B, dtype)
     else:
@@ -150,7 +155,7 @@ def linear(
         y = torch.cat(parts, dim=-1)
         if bias is not None:
             y = y + per_sample(bias.detach(), bias_slot, y.dim()).to(dtype)
-    return site.unfold(y, x)
+    return axis.join(y, x, site.size)
 
 
 def per_sample(value: Tensor, slot: Slot | None, dimensions: int) -> Tensor:
@@ -167,11 +172,12 @@ def weight_slots(site: Site, name: str = "weight") -> list[Slot | None]:
     return list(split) or [site.slots.get(name)]
 
 
-def linear_forward(module: nn.Linear, site: Site, input: Tensor) -> Tensor:
-    return linear(site, input, module.weight, module.bias, weight_slots(site), site.slots.get("bias"))
+def linear_forward(module: nn.Linear, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+    return linear(site, places.input(), input, module.weight, module.bias, weight_slots(site), site.slots.get("bias"))
 
 
-def conv1d_forward(module: Any, site: Site, x: Tensor) -> Tensor:
+def conv1d_forward(module: Any, site: Site, places: SamplePlaces, x: Tensor) -> Tensor:
     """transformers' Conv1D: a linear layer whose weight is stored in x out."""
     slots = weight_slots(site)
-    return linear(site, x, module.weight, module.bias, slots, site.slots.get("bias"), stored_inputs_first=True)
+    bias_slot = site.slots.get("bias")
+    return linear(site, places.input(), x, module.weight, module.bias, slots, bias_slot, stored_inputs_first=True)

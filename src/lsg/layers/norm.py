@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.layers import group_norm_kernel, norm_kernel
+from lsg.layers.rows import Rows
+from lsg.layers.samples import SamplePlaces
 from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
@@ -92,39 +94,43 @@ def _norm_input(x: Tensor) -> Tensor:
     return x.to(_norm_dtype(x))
 
 
-def layer_norm_forward(module: nn.LayerNorm, site: Site, input: Tensor) -> Tensor:
-    shape = tuple(module.normalized_shape)
-    x = _norm_input(site.batch_first(input, len(shape)))
+def layer_norm_forward(module: nn.LayerNorm, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+    shape, axis = tuple(module.normalized_shape), places.input()
+    x = _norm_input(axis.split(input, site.size))
     weight, bias = _detached(module.weight, x.dtype), _detached(module.bias, x.dtype)
     carriers = _carrier(site, "weight"), _carrier(site, "bias")
     y: Tensor = _LayerNorm.apply(x, shape, weight, bias, module.eps, *carriers)[0]
-    return site.unfold(y, input)
+    return axis.join(y, input, site.size)
 
 
-def group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Tensor:
-    return _group_norm(module, site, input, module.num_groups)
+def group_norm_forward(module: nn.GroupNorm, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+    return _group_norm(module, site, Rows(site, places.input(), input, input.dim() - 1), module.num_groups)
 
 
-def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, input: Tensor) -> Tensor:
+def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
     module._check_input_dim(input)
+    images = Rows(site, places.input(), input, module._get_no_batch_dim())
     # A group norm of one channel a group. torch's own instance norm, on a CPU, has wrong gradients for a batch of one
     # sample whose incoming gradient is laid out channels last.
-    return _group_norm(module, site, input, input.shape[1])
+    return _group_norm(module, site, images, images.x.shape[1])
 
 
 def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
     """Of a module that trains nothing: for the kernel's sake alone."""
     trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
     if not trained and _kernel_pays(module, site, input, module.num_groups):
-        return _by_group_norm_kernel(module, site, input, module.num_groups)
+        return _by_group_norm_kernel(module, input, module.num_groups, (None, None))
     return site.plain(input)
 
 
-def _group_norm(module: Any, site: Site, input: Tensor, groups: int) -> Tensor:
-    x = site.batch_first(input, input.dim() - 1, foldable=False)
+def _group_norm(module: Any, site: Site, images: Rows, groups: int) -> Tensor:
+    x = images.x
+    weight, bias = (_carrier(site, name) for name in ("weight", "bias"))
+    carriers = tuple(None if carrier is None else images.carrier(carrier) for carrier in (weight, bias))
     if _kernel_pays(module, site, x, groups):
-        return _by_group_norm_kernel(module, site, x, groups)
-    return _channel_affine(module, site, F.group_norm(_norm_input(x), groups, None, None, module.eps))
+        return images.back(_by_group_norm_kernel(module, x, groups, carriers))
+    normalised = F.group_norm(_norm_input(x), groups, None, None, module.eps)
+    return images.back(_channel_affine(module, normalised, carriers))
 
 
 def _kernel_pays(module: Any, site: Site, x: Tensor, groups: int) -> bool:
@@ -134,9 +140,8 @@ def _kernel_pays(module: Any, site: Site, x: Tensor, groups: int) -> bool:
     return bool(site.batch.channels_last_norms) and fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
 
 
-def _by_group_norm_kernel(module: Any, site: Site, x: Tensor, groups: int) -> Tensor:
+def _by_group_norm_kernel(module: Any, x: Tensor, groups: int, carriers: tuple[Tensor | None, ...]) -> Tensor:
     values = (None if value is None else value.detach().contiguous() for value in (module.weight, module.bias))
-    carriers = _carrier(site, "weight"), _carrier(site, "bias")
     y: Tensor = _GroupNorm.apply(x, groups, *values, module.eps, _norm_dtype(x), *carriers)[0]
     return y
 
@@ -179,13 +184,12 @@ class _GroupNorm(torch.autograd.Function):
         return d_x, None, None, None, None, None, d_weight if needs[6] else None, d_bias if needs[7] else None
 
 
-def _channel_affine(module: Any, site: Site, normalised: Tensor) -> Tensor:
+def _channel_affine(module: Any, normalised: Tensor, carriers: tuple[Tensor | None, ...]) -> Tensor:
     """normalised (B, channels, *space) * scale + shift; autograd sums the carriers' gradients over space."""
     y = normalised
-    for name, combine in (("weight", torch.mul), ("bias", torch.add)):
-        value = _detached(getattr(module, name), y.dtype)
+    for value, combine, carrier in zip((module.weight, module.bias), (torch.mul, torch.add), carriers, strict=True):
         if value is not None:
-            carrier = _carrier(site, name)
-            wide = value.expand(1, -1) if carrier is None else (value + carrier).to(y.dtype)
+            plain = value.detach().to(y.dtype)
+            wide = plain.expand(1, -1) if carrier is None else (plain + carrier).to(y.dtype)
             y = combine(y, wide.reshape(*wide.shape, *(1,) * (y.dim() - 2)))
     return y

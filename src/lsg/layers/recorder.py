@@ -10,12 +10,14 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.layers.fast_forward import FastForward, cut_rows, pad_rows
+from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import Check
 from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
-from lsg.layers.site import Batch, Site, install, site_of, swap_in, swap_out, uninstall
+from lsg.layers.root import Reaching, RootForward
+from lsg.layers.samples import signature
+from lsg.layers.site import Batch, KnownCalls, Site, install, site_of, swap_in, swap_out, uninstall
 from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
@@ -23,6 +25,7 @@ from lsg.planning import Plan
 from lsg.subspace.refresh import Refresh
 from lsg.subspace.stack import make_stacks
 
+_NOTHING_KNOWN = KnownCalls()
 _VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
 
 
@@ -55,13 +58,15 @@ class Recorder:
         # Where each of them stands among the model's trained parameters.
         self.positions = [list(self.slots).index(slot.name) for slot in self.in_order]
         self._untrained = untrained or {}
-        self.batch = Batch(self.prepare)
+        self.batch = Batch()
         self.left_over = False  # whether an earlier micro-batch left gradients that nobody collected or dropped
         self.step = 0  # the logical step that the subspaces are for
         self.holding = False  # True while a logical batch is under way: its subspaces must not change
         self._seen_weights: tuple[int, ...] | None = None
         self._before_refresh = generator.get_state()
-        self._checked: set[bool] = set()  # the model's modes (training or not) in which samples were seen to stay apart
+        # Calls of layers that the check has seen, for each kind of forward (`_kind`); finished, where it saw enough.
+        self._known: dict[Any, dict[Site, KnownCalls]] = {}
+        self._finished: set[Any] = set()
         self._sites: list[tuple[nn.Module, Site]] = []
         for use in plan.uses:
             slots: dict[str, Slot] = {}
@@ -71,6 +76,7 @@ class Recorder:
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             self._sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
             install(*self._sites[-1])
+        self._trained_sites = [site for _, site in self._sites]
         if device == "cuda":
             self._sites += _install_faster(model, self.batch)
         graphs = perf.graphs(device)
@@ -79,12 +85,10 @@ class Recorder:
             tape = CudaTape() if graphs else None
             self.fast = FastForward(model, list(self.slots.values()), compiled=perf.compiles, tape=tape)
         self._refresh = Refresh(self.stacks, list(self.slots.values()), method, generator, cuda_graph=graphs)
-        hooks = _RootHooks(self)
+        self._root = RootForward(model, self)
         self._plain_zero_grad = swap_in(model, "zero_grad", _zero_grad)
-        model.__dict__["_lsg_forget"] = hooks.forget
+        model.__dict__["_lsg_forget"] = Reaching(self.clear)
         self._handles = [
-            model.register_forward_pre_hook(hooks.before, with_kwargs=True),
-            model.register_forward_hook(hooks.after, always_call=True),
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in self.slots.values()),
             *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),
         ]
@@ -93,6 +97,7 @@ class Recorder:
         """Leave the model as it was found."""
         for handle in self._handles:
             handle.remove()
+        self._root.remove()
         if self.fast is not None:
             self.fast.remove()
         swap_out(self.model, "zero_grad", self._plain_zero_grad)
@@ -168,41 +173,61 @@ class Recorder:
             self.batch.size = None  # carriers are made anew at the next forward
         return self.slots
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """At the first batch of several samples, in training and in evaluation mode: no sample's result may depend on
-        another sample."""
-        if self.model.training not in self._checked and self.batch.size is not None and self.batch.size > 1:
-            run = self.model.forward if self.fast is None else self.fast.plain
-            sites = [(module, site) for module, site in self._sites if site.slots]
-            check = Check(self.model, run, [module for module, _ in sites], list(self.slots.values()))
-            if self.batch.channels_last_norms is None:
-                self.batch.channels_last_norms = True
-            try:
-                self._check(check, (args, kwargs))
-            except RuntimeError as error:
-                if not self.batch.channels_last_norms or _VIEW_REFUSED not in str(error):
-                    raise
-                self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
-                self._check(check, (args, kwargs))
-            self._checked.add(self.model.training)
+    def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
+        """A forward of the model begins: carriers for its samples, and the check if there was none of its kind."""
+        size = batch_size(inputs)
+        if size is not None:
+            self._refuse_results(inputs)
+            self.prepare(size)
+            assert self.batch.size is not None
+            if self.batch.size > size:
+                inputs = pad_rows(inputs, size, self.batch.size)
+        kind = self._kind(inputs)
+        if kind not in self._finished and self.batch.size is not None and self.batch.size > 1:
+            self.check(inputs, kind)
+        known = self._known.get(kind)
+        for site in self._trained_sites:
+            site.begin(_NOTHING_KNOWN if known is None else known[site])
+        return inputs
 
-    def _check(self, check: Check, inputs: tuple[Any, Any]) -> None:
-        """As many positions as samples, and indices may be either: what the check bears is what they are."""
+    def check(self, inputs: tuple[Any, Any], kind: Any = None) -> None:
+        """Samples stay apart, and the model computes the same with its rules as without; raises where it does not."""
+        kind = self._kind(inputs) if kind is None else kind
+        run = self._root.plain if self.fast is None else self.fast.plain
+        check = Check(self.model, run, self._trained_sites, list(self.slots.values()), self.batch)
+        rules = [site.rule for site in self._trained_sites]
+        known = self._known.setdefault(kind, {site: KnownCalls() for site in self._trained_sites})
+        if self.batch.channels_last_norms is None:
+            self.batch.channels_last_norms = True
         assert self.batch.size is not None
         try:
-            check(self.batch.size, inputs)
-        except PrivacyError as error:
-            unclear = [site for _, site in self._sites if site.unclear_input]
-            if not unclear:
+            finished = check(self.batch.size, inputs, known)
+        except RuntimeError as error:
+            if not self.batch.channels_last_norms or _VIEW_REFUSED not in str(error):
                 raise
-            for site in unclear:
-                site.shared_input, site.unclear_input = True, False
-            try:
-                check(self.batch.size, inputs)
-            except Exception:
-                for site in unclear:
-                    site.shared_input = False
-                raise error from None
+            self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
+            finished = check(self.batch.size, inputs, known)
+        if rules != [site.rule for site in self._trained_sites]:  # a subclass was seen to need another rule
+            finished = check(self.batch.size, inputs, known)
+        if finished:
+            self._finished.add(kind)
+
+    def _kind(self, inputs: tuple[Any, Any]) -> Any:
+        """What a forward has in common with others that the check need not look at again."""
+        leaves = pytree.tree_leaves(inputs)
+        modes = tuple(module.training for module in self.model.modules())
+        return modes, signature(leaves, self.batch.size or 1)
+
+    def _refuse_results(self, inputs: tuple[Any, Any]) -> None:
+        """What is done between two forwards of the model cannot be looked at."""
+        carriers = {id(carrier) for slot in self.slots.values() for carrier in slot.carriers}
+        for leaf in _tensors(pytree.tree_leaves(inputs)):
+            if leaf.grad_fn is not None and _reaches(leaf, carriers):
+                raise PrivacyError(
+                    f"an input of shape {tuple(leaf.shape)} was computed from results of the same model: what is done "
+                    "with them in between cannot be checked. Call the model twice inside the forward of one module, "
+                    "and give that to make_private"
+                )
 
     @property
     def pending(self) -> bool:
@@ -261,44 +286,6 @@ def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, Sit
     return found
 
 
-class _RootHooks:
-    """Hooks on the model itself: they learn the batch size of a forward, and when to forget its gradients. A copy of
-    the model gets inert ones."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = weakref.ref(recorder)
-        self.before, self.after, self.forget = _Hook(self._before), _Hook(self._after), _Hook(self._forget)
-
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recorder = self._recorder()
-        if recorder is None or not torch.is_grad_enabled() or recorder.batch.rooted:
-            return None
-        size = batch_size((args, kwargs))
-        if size is not None:
-            recorder.prepare(size)
-        batch = recorder.batch
-        batch.rooted = True
-        if size is not None and batch.size is not None and batch.size > size:
-            args, kwargs = pad_rows((args, kwargs), size, batch.size)
-        recorder.check(args, kwargs)
-        return args, kwargs
-
-    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        recorder = self._recorder()
-        if recorder is None or not recorder.batch.rooted:
-            return None
-        batch = recorder.batch
-        batch.rooted = False
-        if batch.size is not None and batch.records is not None and batch.size > batch.records:
-            return cut_rows(output, batch.records, batch.size)
-        return None
-
-    def _forget(self) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            recorder.clear()
-
-
 def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
     """A model's own, which forgets per-sample gradients too."""
     self.__dict__["_lsg_forget"]()
@@ -308,27 +295,18 @@ def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
 _zero_grad.__name__ = "zero_grad"
 
 
-class _Hook:
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    @torch.compiler.disable
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _no_hook
-
-    def __reduce__(self) -> Any:
-        return (_make_no_hook, ())
-
-
-def _no_hook(*args: Any) -> None:
-    """What a copy of a private model has in place of its hooks."""
-
-
-def _make_no_hook() -> Any:
-    return _no_hook
+def _reaches(tensor: Tensor, leaves: set[int]) -> bool:
+    """Whether autograd's graph leads from a tensor to one of the leaves."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:

@@ -15,36 +15,43 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.last_cast import LastCast
+from lsg.layers.samples import ONE_SAMPLE, SamplePlaces, leaves_of, signature
 from lsg.layers.slot import Slot
 
-RuleForward = Callable[..., Any]  # (module, site, *args, **kwargs) -> what the module's own forward would return
+RuleForward = Callable[..., Any]  # (module, site, places, *args, **kwargs) -> what the module's own forward would return
+Watch = Callable[[nn.Module, "Site", tuple[Any, ...], dict[str, Any]], Any]  # runs the module's own forward
+Witness = Callable[["Site", int, Any], None]  # what a rule returned, and for which of the site's calls
 
 
 class Batch:
-    """How many samples the micro-batch in flight has; one object shared by all sites of an engine."""
+    """The micro-batch in flight; one object shared by all sites of an engine."""
 
-    def __init__(self, require: Callable[[int], None]) -> None:
-        self.size: int | None = None  # that carriers are made for
+    def __init__(self) -> None:
+        self.size: int | None = None  # samples that carriers are made for
         self.records: int | None = None  # without the rows that padding adds
-        self.rooted = False  # whether the forward in flight began at the model itself
+        self.in_forward = False  # whether the model's own forward is running
         self.last_cast = LastCast()
         # Whether norms may lay out their output channels last: None before the model was seen to bear it.
         self.channels_last_norms: bool | None = None
-        self._require = require
-
-    def require(self, size: int) -> None:
-        """Make carriers for `size` samples where a forward begins at a part of the model."""
-        if not self.rooted and self.size != size:
-            self._require(size)
+        self.watch: Watch | None = None  # while the check runs the model without its rules
+        self.witness: Witness | None = None  # while it compares what rules return
 
     @contextmanager
     def of_one(self) -> Iterator[None]:
         """Inside vmap each module sees a batch of one sample."""
-        size, rooted, self.size, self.rooted = self.size, self.rooted, 1, True
+        size, witness, self.size, self.witness = self.size, self.witness, 1, None
         try:
             yield
         finally:
-            self.size, self.rooted = size, rooted
+            self.size, self.witness = size, witness
+
+
+class UnknownCall(BaseException):
+    """A layer was called in a way that the check has not seen. No Exception: a model must not catch it."""
+
+    def __init__(self, site: "Site", leaves: list[Any]) -> None:
+        shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        super().__init__(f"layer '{site.name}' with inputs {shapes}")
 
 
 class Site:
@@ -58,12 +65,8 @@ class Site:
         self.plain: Callable[..., Any]
         self.caller: nn.Module | None = None  # runs `plain` with other parameter values, where the rule needs that
         self.intercepted = False  # whether calls of functions inside the plain forward have gone through a rule
-        self.bypass = False  # True while the module is to run as if it had no rule
-        # How this module is used, learnt at its first call and kept, so that sizes that happen to agree cannot flip it.
-        self.shared_input: bool | None = None  # indices have no batch dimension (positions)
-        self.unclear_input = False  # as many indices as samples were taken for one a sample
-        self.batched_inputs: list[bool] | None = None  # which inputs have a batch dimension (vmap fallback)
-        self.folds = False  # inputs are flattened (B, k)
+        self.calls = 0  # in the forward in flight
+        self.known = KnownCalls()  # calls that the check has seen, in the mode of the forward in flight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -71,32 +74,59 @@ class Site:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return (nothing, ())
 
-    def batch_first(self, x: Tensor, features: int, *, foldable: bool = True) -> Tensor:
-        """x as (B, ..., features...), where `features` trailing dimensions belong to the layer.
+    @property
+    def size(self) -> int:
+        """Samples of the batch in flight."""
+        assert self.batch.size is not None
+        return self.batch.size
 
-        A leading 1 is a value shared by all samples and is repeated for each. A leading k*B is a flattened (B, k), as
-        some models do before their linear layers; that its rows go sample by sample is checked once
-        (`independence.py`). foldable: whether the layer can take more dimensions than B and its features.
-        """
-        lead = x.shape[0] if x.dim() > features else 0
-        if lead > 1 and not self.folds:
-            self.batch.require(lead)
-        size = self.batch.size
-        if size is not None and lead == size:
-            return x
-        if size is not None and lead == 1:
-            return x.expand(size, *x.shape[1:])
-        if foldable and size and lead and x.dim() == features + 1 and lead % size == 0:
-            self.folds = True
-            return torch.unflatten(x, 0, (size, lead // size))
-        raise PrivacyError(
-            f"layer '{self.name}' got an input of shape {tuple(x.shape)} in a batch of {size} samples: "
-            "the first dimension must be the sample (batch first), or samples cannot be told apart"
-        )
+    def begin(self, known: "KnownCalls") -> None:
+        """A forward of the model begins."""
+        self.calls, self.known = 0, known
 
-    def unfold(self, y: Tensor, x: Tensor) -> Tensor:
-        """An output for the samples of `batch_first(x)`, in the shape that x had."""
-        return y.flatten(0, 1) if x.shape[0] not in (1, y.shape[0]) else y
+    def places(self, leaves: list[Any]) -> SamplePlaces:
+        """Where the samples are in a call's inputs and outputs."""
+        batch = self.batch
+        if not batch.in_forward and not _in_backward():  # in a backward a checkpoint runs layers again
+            raise PrivacyError(
+                f"layer '{self.name}' ran outside of the model's forward, where lsg cannot see what is done with its "
+                "samples: call the model that make_private was given, and do what you do with its parts in its forward"
+            )
+        if batch.size == 1:
+            return ONE_SAMPLE
+        number = self.calls
+        if batch.in_forward:
+            self.calls += 1
+        found = self.known.find(leaves, self.size, number if batch.in_forward else None)
+        if found is None:
+            raise UnknownCall(self, leaves)
+        return found
+
+
+class KnownCalls:
+    """KnownCalls of a site's calls, by what the calls look like and by their number in a forward."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], dict[int, SamplePlaces]] = {}
+        self._most = 0  # calls in a forward
+
+    def add(self, look: tuple[Any, ...], number: int, places: SamplePlaces) -> None:
+        self._known.setdefault(look, {})[number] = places
+        self._most = max(self._most, number + 1)
+
+    def find(self, leaves: list[Any], size: int, number: int | None) -> SamplePlaces | None:
+        """None if no such call was seen. number: None in a backward, where layers run again in another order."""
+        alike = self._known.get(signature(leaves, size))
+        if alike is None or (number is not None and number >= self._most):
+            return None
+        if number is not None and number in alike:
+            return alike[number]
+        first, *others = alike.values()
+        return first if all(other == first for other in others) else None
+
+
+def _in_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def site_of(module: nn.Module) -> "Site | None":
@@ -127,15 +157,24 @@ def _through_rule(method: str) -> Callable[..., Any]:
         site: Site | None = self.__dict__["_lsg"]
         if site is None:  # a copy of a private model is a plain model
             return getattr(type(self), method)(self, *args, **kwargs)
-        if site.bypass or (site.slots and not torch.is_grad_enabled()):
+        batch = site.batch
+        if batch.watch is not None:
+            return batch.watch(self, site, args, kwargs)
+        if not site.slots:
+            return site.rule(self, site, *args, **kwargs)
+        if not torch.is_grad_enabled():
             return site.plain(*args, **kwargs)
-        return site.rule(self, site, *args, **kwargs)
+        number, places = site.calls, site.places(leaves_of(args, kwargs))
+        out = site.rule(self, site, places, *args, **kwargs)
+        if batch.witness is not None:
+            batch.witness(site, number, out)
+        return out
 
     forward.__name__ = method  # a pickled bound method is looked up by name: the plain one is found
     return forward
 
 
-_PATCHES = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias")}
+_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias")}
 
 
 def is_private(model: nn.Module) -> bool:

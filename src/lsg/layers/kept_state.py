@@ -1,0 +1,120 @@
+"""What a model keeps from batch to batch beside its parameters: buffers, and tensors, numbers and containers among the
+attributes of its modules."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+_SINGLE = (Tensor, int, float, type(None))  # of what a module keeps, what a forward may change
+_CONTAINERS = (list, dict, set, deque)
+
+
+def _spaces(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
+    """Where modules keep things, with their names."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        found += [(prefix, module._buffers), (prefix, module.__dict__)]
+    return found
+
+
+def _kept(space: dict[str, Any]) -> dict[str, Any]:
+    """The entries that a forward may change; a module's own bookkeeping is left out, and so is lsg's."""
+    own = {"training", "_lsg", "_lsg_fast"}
+    return {
+        name: value
+        for name, value in space.items()
+        if name not in own and (isinstance(value, _SINGLE) or _is_container(name, value))
+    }
+
+
+def _is_container(name: str, value: Any) -> bool:
+    return isinstance(value, _CONTAINERS) and not name.startswith("_")
+
+
+@contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """At the end the model keeps what it kept at the beginning."""
+    spaces = [space for _, space in _spaces(model)]
+    kept = [_kept(space) for space in spaces]
+    tensors = [value for found in kept for value in found.values() if isinstance(value, Tensor)]
+    values = {id(t): (t._version, t.detach().clone()) for t in tensors if not t.is_inference()}
+    contents = [{n: v.copy() for n, v in found.items() if isinstance(v, _CONTAINERS)} for found in kept]
+    try:
+        yield
+    finally:
+        for space, found, inside in zip(spaces, kept, contents, strict=True):
+            for name in [name for name, value in _kept(space).items() if name not in found]:
+                if isinstance(space[name], Tensor):
+                    del space[name]
+            space.update({name: _as_before(value, values) for name, value in found.items() if name in space})
+            for name, content in inside.items():
+                _refill(space[name], content)
+
+
+@contextmanager
+def changed_state(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Fills a dictionary, at the end: name -> what the model keeps now and did not keep at the beginning."""
+    before = {prefix + name: _mark(value) for prefix, space in _spaces(model) for name, value in _kept(space).items()}
+    changed: dict[str, Any] = {}
+    yield changed
+    for prefix, space in _spaces(model):
+        for name, value in _kept(space).items():
+            if before.get(prefix + name) != _mark(value):
+                changed[prefix + name] = _content(value)
+
+
+def _mark(value: Any) -> Any:
+    """Another one after a change."""
+    if isinstance(value, Tensor):
+        return id(value), value._version if not value.is_inference() else None
+    return _identities(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _content(value: Any) -> Any:
+    """What can be compared with the content after another run."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, _CONTAINERS):
+        return [float(t.detach().double().sum()) for t in tensors_in(value, set()) if not t.is_complex()]
+    return value
+
+
+def _identities(container: Any) -> list[int]:
+    inside = [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
+    return [id(part) for part in inside]
+
+
+def _refill(container: Any, content: Any) -> None:
+    if _identities(container) != _identities(content):
+        container.clear()
+        container.update(content) if isinstance(container, dict | set) else container.extend(content)
+
+
+def _as_before(value: Any, values: dict[int, tuple[int, Tensor]]) -> Any:
+    if id(value) not in values or value._version == values[id(value)][0]:
+        return value
+    before = values[id(value)][1]
+    try:
+        return value.detach_().copy_(before)
+    except RuntimeError:  # a view cannot be detached in place
+        return before
+
+
+def tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Wherever they are: in mappings, sequences and sets, and in the attributes of other objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen and not isinstance(value, str | bytes | type | nn.Module):
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            inside: Any = value.values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            inside = value
+        else:
+            inside = vars(value).values() if hasattr(value, "__dict__") else ()
+        for part in list(inside):
+            yield from tensors_in(part, seen)

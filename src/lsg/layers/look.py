@@ -1,0 +1,80 @@
+"""A look at a model without its rules: its recorded forward, and where the samples are at every place of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lsg.errors import PrivacyError
+from lsg.layers.ownership import Call, Recording, Trail, locate
+from lsg.layers.records import FewRecords
+from lsg.layers.samples import SHARED, Axis, SampleAxis, SamplePlaces, signature_at
+from lsg.layers.site import KnownCalls, Site
+
+ADVICE = (
+    "per-sample clipping would not bound one sample's influence. Look for statistics or shuffles over the batch, "
+    "inputs that are not batch first, or a layer that mixes samples, and remove it. An input that samples share and "
+    "that has as many rows as there are samples wants a leading dimension of 1"
+)
+
+
+class Look:
+    """few: the records. base: the recorded forward, to which others were compared."""
+
+    def __init__(self, few: FewRecords, base: Recording, owners: Sequence[int], fewer: int | None) -> None:
+        """owners: for each sample the bits of the runs that changed it. fewer: records in the smaller batch, if any."""
+        self.few, self.base, self.size, self._fewer = few, base, few.count, fewer
+        self._axes = {id(trail): locate(trail, self.size, owners, fewer) for _, trail in base.places}
+
+    def axis(self, trail: Trail) -> Axis | None:
+        """Where the samples are in a tensor; None where its entries belong to several of them."""
+        return self._axes[id(trail)]
+
+    def refuse(self, is_random: Callable[["Look", str], bool]) -> None:
+        """Raise PrivacyError at the first place where samples are mixed.
+
+        A single number that comes out is a loss, which the backward shows to be a sum over samples or not. What comes
+        out without a gradient trains nothing.
+        """
+        for where, trail in self.base.places:
+            axis = self.axis(trail)
+            if any(trail is result for result in self.base.output) and (trail.value.numel() == 1 or not trail.trains):
+                continue
+            if axis is None and not (trail.trains is False and is_random(self, where)):
+                raise PrivacyError(f"samples of a batch influence each other {where}: {ADVICE}")
+            if axis is None or self._fewer is None or not trail.depends_on_number(axis, self.size, self._fewer):
+                continue
+            if not is_random(self, where):
+                raise PrivacyError(
+                    f"samples of a batch influence each other {where}: what a sample has there depends on how many "
+                    f"others there are. {ADVICE[0].upper()}{ADVICE[1:]}"
+                )
+
+    def intact(self) -> int:
+        """Samples without NaN, at the place that has fewest of them."""
+        axes = ((trail, self.axis(trail)) for _, trail in self.base.places)
+        return min((trail.intact(axis, self.size) for trail, axis in axes if axis is not None), default=self.size)
+
+    def learn(self, known: dict[Site, KnownCalls], size: int) -> None:
+        """Add how each call looks in a batch of `size` samples, and where its samples are."""
+        for call in self.base.calls:
+            places = self.places(call)
+            looks = [leaf.value if isinstance(leaf, Trail) else leaf for leaf in call.inputs]
+            axes = tuple(places.inputs)
+            known[call.site].add(signature_at(looks, axes, self.size, size), call.number, places)
+
+    def places(self, call: Call) -> SamplePlaces:
+        return SamplePlaces(self._axes_of(call.inputs), self._axes_of(call.outputs))
+
+    def _axes_of(self, leaves: list[Any]) -> tuple[Axis, ...]:
+        found = (self.axis(leaf) if isinstance(leaf, Trail) else SHARED for leaf in leaves)
+        return tuple(SHARED if axis is None else axis for axis in found)
+
+
+def as_each_sample_has_it(value: Tensor, axis: Axis | None, size: int) -> Tensor:
+    """What a rule returns in place of `value`: a result that samples share is one of each of them."""
+    return SHARED.split(value, size) if axis == SHARED else value
+
+
+def has_samples(axis: Axis | None) -> bool:
+    return isinstance(axis, SampleAxis)

@@ -1,0 +1,195 @@
+"""Whose is what: runs of a model without rules in, for every call of a layer where its samples are out.
+
+The model runs on a few records, then again with one of them changed, and again. An entry of a tensor that changes with
+a record belongs to it. Samples are where a dimension's entries change with one record each, and where a batch of
+another size is longer. Nothing is taken from shapes alone, but for tensors that no record changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lsg.layers.intercept import FUNCTION, Listen, intercepted_forward
+from lsg.layers.kept_state import tensors_in
+from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
+from lsg.layers.site import Site
+
+# By how much results may differ that must be equal, over the largest number of their tensor: other records may lead to
+# other kernels, which round in other ways (attention with a mask or without one, say).
+_HUGE = 1e6
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass
+class Trail:
+    """A tensor at one place of a forward, and which records change each of its entries."""
+
+    value: Tensor
+    trains: bool = False  # whether a loss of it would reach trained parameters
+    changed_by: Tensor | None = None  # one bit for each run; None: no run has changed anything
+    of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
+
+    def compare(self, other: Tensor, run: int) -> None:
+        differs = different(self.value, other)
+        if bool(differs.any()):
+            bits = differs.to(torch.int32) << run
+            self.changed_by = bits if self.changed_by is None else self.changed_by | bits
+
+    def intact(self, axis: Axis, size: int) -> int:
+        """Samples without NaN here."""
+        if not self.value.is_floating_point() or not isinstance(axis, SampleAxis):
+            return size
+        return size - int(axis.split(self.value, size).reshape(size, -1).isnan().any(1).sum())
+
+    def depends_on_number(self, axis: Axis, size: int, fewer: int) -> bool:
+        """Whether the samples that both batches have are not the same in both."""
+        if self.of_fewer is None or not isinstance(axis, SampleAxis):
+            return False
+        mine, theirs = axis.split(self.value, size)[:fewer], axis.split(self.of_fewer, fewer)
+        return mine.shape != theirs.shape or bool(different(mine, theirs, 100.0).any())
+
+
+@dataclass
+class Call:
+    """One call of a layer: what went in and what came out, as leaves, tensors with their trails."""
+
+    site: Site
+    number: int  # among the site's calls in the forward
+    inputs: list[Any]
+    kind: str  # of module
+    outputs: list[Any] = field(default_factory=list)
+
+
+class Recording:
+    """The calls of one forward, kept; or compared with those of a forward before it."""
+
+    def __init__(self, reference: "Recording | None" = None, run: int | None = None) -> None:
+        """run: the number of the run that is compared; None for a batch of fewer records."""
+        self.calls: list[Call] = []
+        self.places: list[tuple[str, Trail]] = []  # all of them as they came, with where that is, in words
+        self.output: list[Trail] = []
+        self.differs: Site | None = None  # the first site that was called in another way than in the reference
+        self._reference, self._run = reference, run
+        self._position = 0
+
+    def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not site.slots:
+            return site.plain(*args, **kwargs)
+        begun = self._begin(module, site, leaves_of(args, kwargs))
+        if site.rule is intercepted_forward:
+            with Listen(module, lambda x, out: self._end(self._begin(module, site, [FUNCTION, x]), [out])):
+                out = site.plain(*args, **kwargs)
+        else:
+            out = site.plain(*args, **kwargs)
+        self._end(begun, pytree.tree_leaves(out))
+        return out
+
+    def finish(self, output: Any) -> None:
+        found = list(tensors_in(output, set()))
+        if self._reference is None:
+            self.output = [_kept(tensor) for tensor in found]
+            self.places += [("before the model's output", trail) for trail in self.output]
+        elif len(found) == len(self._reference.output):
+            for trail, tensor in zip(self._reference.output, found, strict=True):
+                self._note(trail, tensor)
+
+    def _begin(self, module: nn.Module, site: Site, leaves: list[Any]) -> Call | None:
+        number, site.calls = site.calls, site.calls + 1
+        if self._reference is None:
+            call = Call(site, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
+            self.calls.append(call)
+            self.places += [(f"before layer '{site.name}'", leaf) for leaf in call.inputs if isinstance(leaf, Trail)]
+            return call
+        position, self._position = self._position, self._position + 1
+        known = self._reference.calls
+        if position >= len(known) or known[position].site is not site or len(known[position].inputs) != len(leaves):
+            self.differs = self.differs or site
+            return None
+        self._note_all(known[position].inputs, leaves)
+        return known[position]
+
+    def _end(self, call: Call | None, leaves: list[Any]) -> None:
+        if self._reference is None:
+            assert call is not None
+            call.outputs = [_kept(leaf) for leaf in leaves]
+            where = f"in layer '{call.site.name}' ({call.kind})"
+            self.places += [(where, leaf) for leaf in call.outputs if isinstance(leaf, Trail)]
+        elif call is not None:
+            self._note_all(call.outputs, leaves)
+
+    def _note_all(self, kept: list[Any], leaves: list[Any]) -> None:
+        for trail, leaf in zip(kept, leaves, strict=False):
+            if isinstance(trail, Trail) and isinstance(leaf, Tensor):
+                self._note(trail, leaf)
+
+    def _note(self, trail: Trail, tensor: Tensor) -> None:
+        if self._run is None:
+            trail.of_fewer = tensor.detach().clone()
+        elif trail.value.shape == tensor.shape:
+            trail.compare(tensor.detach(), self._run)
+
+
+def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) -> Axis | None:
+    """Where the samples are in a tensor; None where entries belong to several of them.
+
+    owners: for each sample the bits of the runs that changed it. other: samples of the batch of fewer records.
+    """
+    shape = trail.value.shape
+    fewer = None if trail.of_fewer is None else trail.of_fewer.shape
+    if other is None or fewer is None or len(fewer) != len(shape):
+        grows = [dim for dim in range(len(shape)) if shape[dim] % size == 0 and shape[dim]]
+        if trail.changed_by is None and shape[:1] != (size,):
+            return SHARED
+    else:
+        grows = [dim for dim in range(len(shape)) if shape[dim] != fewer[dim]]
+        if len(grows) > 1 or any(shape[dim] * other != fewer[dim] * size for dim in grows):
+            return None
+        if not grows:
+            return SHARED if trail.changed_by is None else None
+    for dim in grows:
+        each, rest = divmod(shape[dim], size)
+        if rest:
+            return None
+        for outer in sorted({1, each} | {k for k in range(2, each) if each % k == 0}, key=lambda k: (k != 1, -k)):
+            if trail.changed_by is None or _fits(trail.changed_by, dim, outer, size, owners):
+                return _axis(dim, outer, each // outer)
+    return None
+
+
+def _fits(changed_by: Tensor, dim: int, outer: int, size: int, owners: Sequence[int]) -> bool:
+    """Whether each sample's entries were changed with that sample alone."""
+    split = torch.unflatten(changed_by, dim, (outer, size, -1)).movedim(dim + 1, 0).reshape(size, -1)
+    foreign = ~torch.tensor(owners, dtype=torch.int32, device=split.device)
+    return not bool((split & foreign.unsqueeze(1)).any())
+
+
+def _axis(dim: int, outer: int, inner: int) -> SampleAxis:
+    """A dimension that counts more than samples may be longer in another batch."""
+    if outer == 1:
+        return SampleAxis(dim, 1, None if inner > 1 else 1)
+    return SampleAxis(dim, None, 1) if inner == 1 else SampleAxis(dim, outer, None)
+
+
+def different(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+    """Where two tensors of one shape differ by more than `factor` times the tolerance."""
+    if not (a.is_floating_point() or a.is_complex()):
+        return a != b
+    same = (a == b) | (a.isnan() & b.isnan())
+    size = a.abs()
+    # What stands for minus infinity in a mask says nothing of how large the other numbers are.
+    largest = torch.where(size < _HUGE, size, 0.0).max() if size.numel() else size.sum()
+    allowed = tolerance(a.dtype) * factor * torch.maximum(largest, torch.where(size < torch.inf, size, 0.0))
+    return ~(same | ((a - b).abs() <= allowed))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    return TOLERANCE.get(real, 0.0)
+
+
+def _kept(leaf: Any) -> Any:
+    return Trail(leaf.detach().clone(), leaf.requires_grad) if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,35 @@
+"""Layers that take images: (rows, channels, *space), where a sample may have one row or several."""
+
+from torch import Tensor
+
+from lsg.errors import PrivacyError
+from lsg.layers.samples import WHOLE, Axis, SampleAxis, Shared
+from lsg.layers.site import Site
+
+
+class Rows:
+    """x: an input as rows of images. `carrier` repeats a carrier for the rows of its sample, and autograd adds up what
+    they give; `back` brings a result into the shape that the input had.
+    """
+
+    def __init__(self, site: Site, axis: Axis, x: Tensor, features: int) -> None:
+        """features: trailing dimensions that belong to the layer."""
+        self._axis, self._size = axis, site.size
+        self._alone = axis is WHOLE and x.dim() == features  # one image without a dimension for rows
+        if isinstance(axis, Shared):
+            self.x = axis.split(x if x.dim() > features else x.unsqueeze(0), self._size)
+        else:
+            self.x = x.unsqueeze(0) if self._alone else x
+        if isinstance(axis, SampleAxis) and (axis.dim != 0 or x.dim() != features + 1):
+            raise PrivacyError(
+                f"layer '{site.name}' got an input of shape {tuple(x.shape)} with samples in dimension {axis.dim}: "
+                "give it images with the samples first"
+            )
+
+    def carrier(self, carrier: Tensor) -> Tensor:
+        if isinstance(self._axis, SampleAxis):
+            return self._axis.rows(carrier, self.x, self._size)
+        return carrier.expand(self.x.shape[0], *carrier.shape[1:]) if self._axis is WHOLE else carrier
+
+    def back(self, y: Tensor) -> Tensor:
+        return y.squeeze(0) if self._alone else y
