@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +32,10 @@ from tests.reference import attach, project
 _SLACK = 1e-3  # of the measured influence over the bound
 
 
+# Warnings that trials meet anyway: their batches are not the loader's, and their own parts may warn.
+_EXPECTED = re.compile(r"did not hand out|non-full backward hook|Secure RNG|requires a gradient but is not in the opt")
+
+
 class WrongError(Exception):
     """lsg did something else than the plain model, and said nothing."""
 
@@ -42,20 +48,28 @@ def judge(trial: Trial) -> Outcome:
             clean = keeps_records_apart(trial)
         except PlainFailureError as error:
             return Outcome("invalid", detail=str(error)[:300])
-        return judge_drive(lambda: drive(trial), clean=clean)
+    return judge_loop(lambda: drive(trial), clean=clean)
 
 
-def judge_drive(run: Callable[[], None], *, clean: bool) -> Outcome:
-    """The outcome of something that raises WrongError where lsg is wrong."""
+def judge_loop(run: Callable[[], None], *, clean: bool = True) -> Outcome:
+    """The outcome of a training loop that raises WrongError where lsg is wrong."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = _outcome(run)
+    warned = any(issubclass(w.category, UserWarning) and not _EXPECTED.search(str(w.message)) for w in caught)
+    return replace(outcome, clean=clean, warned=warned)
+
+
+def _outcome(run: Callable[[], None]) -> Outcome:
     try:
         run()
     except LsgError as error:
-        return Outcome("refused", short_reason(str(error)), str(error)[:300], clean)
+        return Outcome("refused", short_reason(str(error)), str(error)[:300])
     except WrongError as error:
-        return Outcome("silent", str(error).partition(":")[0], str(error)[:300], clean)
+        return Outcome("silent", str(error).partition(":")[0], str(error)[:300])
     except Exception as error:
-        return Outcome("crash", type(error).__name__, f"{type(error).__name__}: {error}"[:300], clean)
-    return Outcome("right", clean=clean)
+        return Outcome("crash", type(error).__name__, f"{type(error).__name__}: {error}"[:300])
+    return Outcome("right")
 
 
 def drive(trial: Trial) -> None:
@@ -140,7 +154,7 @@ def _compare_gradients(
         for one, other in zip(found[name], parts, strict=True):
             if one.shape != other.shape:
                 raise WrongError(f"gradient: '{name}' has shape {tuple(one.shape)}, not {tuple(other.shape)}")
-            error = (one.double() - other.double())[whole].reshape(int(whole.sum()), -1).norm(dim=1)
+            error = (one.double() - other.double()).reshape(len(one), -1).norm(dim=1)[whole]
             worst = error / norms[whole].clamp_min(1e-3 * float(norms[whole].max()) if bool(whole.any()) else 1.0)
             if bool((~(worst <= tolerance)).any()):
                 raise WrongError(f"gradient: of '{name}', relative errors {[f'{float(e):.1e}' for e in worst]}")

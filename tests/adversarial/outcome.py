@@ -31,6 +31,7 @@ class Outcome:
     reason: str = ""
     detail: str = ""
     clean: bool = True  # whether records are independent of each other in the plain model, whatever lsg says
+    warned: bool = False  # whether lsg warned of something on the way
 
     @property
     def acceptable(self) -> bool:
