@@ -12,11 +12,12 @@ from lsg.methods import Method
 from tests.adversarial import layouts, mixing, modules  # noqa: F401  (they register their operations)
 from tests.adversarial.ops import CLEAN, MIXING, Op, Sizes
 from tests.adversarial.records import Batch, batch
-from tests.adversarial.stems import ID_STEMS, IMAGE_STEMS, VOCABULARY, Stem
+from tests.adversarial.stems import ID_STEMS, IMAGE_STEMS, MIXING_STEMS, VOCABULARY, Stem
 from tests.adversarial.trial import Trial
 
 _MIXING_SHARE = 0.4
 _METHODS: list[Method] = [DPSGD(), LSG(rank=2, sparsity=0.5), RGP(rank=2)]
+_OF_ONE_LENGTH = {"NormOfRecord", "ConcatenatedPositions"}  # operations whose layers know the number of positions
 _IMAGE = (2, 4, 4)  # channels, height, width: 4 positions in `Patches` and `RowsOfPixels`
 
 
@@ -72,7 +73,10 @@ def draw_program(seed: int) -> Program:
     T = 4 if inputs == "images" else rng.randint(2, 5)
     ops = [_draw(CLEAN, dims, rng) for _ in range(rng.randint(1, 3))]
     if rng.random() < _MIXING_SHARE:
-        ops.insert(rng.randint(0, len(ops)), _draw(MIXING, dims, rng))
+        if inputs == "ids" and rng.random() < 0.3:
+            chosen = rng.choice([stem for stem in MIXING_STEMS if stem.dims == dims])
+        else:
+            ops.insert(rng.randint(0, len(ops)), _draw(MIXING, dims, rng))
     frozen = rng.randrange(len(ops)) if rng.random() < 0.15 else None
     output = rng.choice(["whole", "whole", "pooled", "dictionary", "pair"])
     return Program(seed, inputs, Sizes(rng.randint(2, 6), T), chosen, tuple(ops), output, frozen)
@@ -87,21 +91,40 @@ def draw_batches(program: Program) -> list[Batch]:
     broken record now and then."""
     rng, generator = random.Random(f"batches {program.seed}"), torch.Generator().manual_seed(program.seed)
     F, T = program.sizes.F, program.sizes.T
-    shapes = {"vectors": (F,), "sequences": (T, F), "images": _IMAGE, "ids": (T,)}
+    fixed = program.inputs == "images" or any(op.__name__ in _OF_ONE_LENGTH for op in program.ops)
     batches = []
     for _ in range(rng.choice([2, 2, 3])):
+        length = T if fixed or rng.random() < 0.8 else rng.randint(2, T)
+        shapes = {"vectors": (F,), "sequences": (length, F), "images": _IMAGE, "ids": (length,)}
         size = rng.choice([1, 2, 3, 4, 5, 6, T, F])
         shape = (size, *shapes[program.inputs])
         if program.inputs == "ids":
             x = torch.randint(0, VOCABULARY, shape, generator=generator)
         else:
             x = torch.randn(shape, generator=generator, dtype=torch.float64)
-            if rng.random() < 0.15:
-                x[rng.randrange(size)] = torch.nan
-        batches.append(_with_mask(x, size, T, rng, generator))
-    if all(b.size == 1 for b in batches):
-        batches.append(batches[0].each(lambda t: torch.cat([t, t.flip(-1), t.roll(1, -1)])))
+            if rng.random() < 0.2:
+                _break(x[rng.randrange(size)], rng)
+        batches.append(_with_mask(x, size, length, rng, generator))
+    if not any(b.size > 1 and bool(b.args[0].isfinite().all()) for b in batches):
+        batches.append(_several_whole_records(batches[-1]))  # or mixing could hide
     return batches
+
+
+def _several_whole_records(last: Batch) -> Batch:
+    def grown(t: Tensor) -> Tensor:
+        t = t.nan_to_num(1.0, 1.0, 1.0) if t.is_floating_point() else t
+        return torch.cat([t, t.flip(-1), t.roll(1, -1)])
+
+    return last.each(grown)
+
+
+def _break(record: Tensor, rng: random.Random) -> None:
+    """All of it, or one number. Behind a tanh, an infinite number leaves a part of the gradient whole."""
+    kind = rng.choice(["all", "all", "nan", "inf"])
+    if kind == "all":
+        record.fill_(torch.nan)
+    else:
+        record.view(-1)[rng.randrange(record.numel())] = torch.nan if kind == "nan" else torch.inf
 
 
 def _with_mask(x: Tensor, size: int, T: int, rng: random.Random, generator: torch.Generator) -> Batch:
@@ -110,7 +133,10 @@ def _with_mask(x: Tensor, size: int, T: int, rng: random.Random, generator: torc
         return batch(x) if rng.random() < 0.5 else batch(x, None)
     mask = torch.rand(1 if kind == "(1, T)" else size, T, generator=generator) < 0.7
     mask[:, 0] = True  # every record has a position that counts
-    return batch(x, mask, shared=(1,) if kind == "(1, T)" else ())
+    shared = kind == "(1, T)"
+    if rng.random() < 0.3:
+        return batch(x, mask=mask, shared=("mask",) if shared else ())
+    return batch(x, mask, shared=(1,) if shared else ())
 
 
 def draw_trial(seed: int) -> Trial:
@@ -123,5 +149,12 @@ def draw_trial(seed: int) -> Trial:
         torch.manual_seed(seed)
         return Graph(program).double()
 
-    reduction = rng.choice(["sum", "mean"])
-    return Trial(build, batches, method=rng.choice(_METHODS), reduction=reduction, modes=modes, seed=seed)
+    return Trial(
+        build,
+        batches,
+        method=rng.choice(_METHODS),
+        reduction=rng.choice(["sum", "mean"]),
+        modes=modes,
+        stateful=any(op.__name__ == "Remembers" for op in program.ops),
+        seed=seed,
+    )

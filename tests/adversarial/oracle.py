@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -23,7 +22,14 @@ from torch import Tensor, nn
 from lsg import PrivacyEngine
 from lsg.errors import LsgError
 from tests.adversarial.outcome import Outcome, short_reason
-from tests.adversarial.plain import PlainFailureError, keeps_records_apart, perturb, record_gradients, same_weights
+from tests.adversarial.plain import (
+    PlainFailureError,
+    keeps_records_apart,
+    perturb,
+    record_gradients,
+    same_weights,
+    statistics_kept,
+)
 from tests.adversarial.plain import tensors as output_tensors
 from tests.adversarial.records import Batch
 from tests.adversarial.trial import Trial
@@ -84,7 +90,9 @@ def drive(trial: Trial) -> None:
         plain = same_weights(model, trial)
         _one_step(trial, engine, optimizer, meter, model.train(mode), plain, batch, mode)
         perturb(model, noise, 0.1)  # as the noise that this run leaves out
-    _compare_buffers(trial, model)
+    kept = statistics_kept(trial, model)
+    if kept is not None:
+        raise WrongError(f"buffer: '{kept}' holds statistics of the records")
     _measure_influence(trial, optimizer, meter, model)
 
 
@@ -232,17 +240,3 @@ def _measure_influence(trial: Trial, optimizer: Any, meter: Meter, model: nn.Mod
         influence = float((total(changed) - full).norm())
         if not influence <= most * trial.bound * (1 + _SLACK):
             raise WrongError(f"influence: {how} a record moves the sum by {influence / trial.bound:.4g} C")
-
-
-def _compare_buffers(trial: Trial, model: nn.Module) -> None:
-    """Whatever is saved with the model and is no weight must be the same after other records."""
-    found = dict(model.named_buffers())
-    if not found:
-        return
-    other = copy.deepcopy(trial.build())
-    for batch, mode in zip(trial.batches, trial.all_modes, strict=True):
-        with torch.no_grad():
-            trial.call(other.train(mode), batch.each(lambda t: t.flip(0) * 2 if t.is_floating_point() else t.flip(0)))
-    for name, value in other.named_buffers():
-        if value.is_floating_point() and not torch.allclose(value, found[name], equal_nan=True):
-            raise WrongError(f"buffer: '{name}' holds statistics of the records")

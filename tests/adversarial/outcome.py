@@ -24,8 +24,8 @@ _REASONS = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: "refused" (an error of lsg), "right" (as the oracle computes it), "silent" (wrong, without an error), "crash"
-    (another error, where the plain model runs) or "invalid" (the plain model does not run: no verdict)."""
+    """kind: "refused" (an error of lsg), "right" (as the oracle computes it), "silent" (wrong, without an error),
+    "crash" (another error, where the plain model runs) or "invalid" (the plain model does not run: no verdict)."""
 
     kind: str
     reason: str = ""

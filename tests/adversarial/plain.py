@@ -93,7 +93,30 @@ def keeps_records_apart(trial: Trial) -> bool:
                 apart &= _apart_on(model, trial, batch, mode, outputs, total if moved else None)
             except _ERRORS:  # a record alone cannot be computed (a batch norm says so itself): it needs the others
                 apart = False
-    return apart
+    return apart and statistics_kept(trial, sequence) is None
+
+
+def statistics_kept(trial: Trial, model: nn.Module) -> str | None:
+    """The name of a buffer that would be another one after other records: it is saved with the weights. `model` has
+    seen all batches once."""
+    found = dict(model.named_buffers())
+    if not found:
+        return None
+    other = same_weights(model, trial)
+    for batch, mode in zip(trial.batches, trial.all_modes, strict=True):
+        with torch.no_grad():
+            trial.call(other.train(mode), batch.each(_other_records))
+    for name, value in other.named_buffers():
+        if value.is_floating_point() and not torch.allclose(value, found[name], equal_nan=True):
+            return name
+    return None
+
+
+def _other_records(t: Tensor) -> Tensor:
+    """Not a multiple or a permutation of these, which a norm or a mean would not notice. Masks stay."""
+    if t.is_floating_point():
+        return t * t.abs()
+    return t if t.dtype == torch.bool else torch.zeros_like(t)
 
 
 def _apart_on(

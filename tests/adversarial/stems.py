@@ -26,6 +26,7 @@ class Stem(nn.Module):
 
 IMAGE_STEMS: list[type[Stem]] = []
 ID_STEMS: list[type[Stem]] = []
+MIXING_STEMS: list[type[Stem]] = []  # of ids
 
 
 def image_stem(kind: type[Stem]) -> type[Stem]:
@@ -38,19 +39,20 @@ def id_stem(kind: type[Stem]) -> type[Stem]:
     return kind
 
 
-def lookup(dims: int = 3) -> Callable[[Callable[[nn.Module, Tensor], Tensor]], type[Stem]]:
+def lookup(dims: int = 3, *, mixing: bool = False) -> Callable[[Callable[[nn.Module, Tensor], Tensor]], type[Stem]]:
     """A stem made of a way to use one embedding on ids (B, T)."""
 
     def register(way: Callable[[nn.Module, Tensor], Tensor]) -> type[Stem]:
         class Lookup(Stem):
             def make(self, F: int, rng: random.Random) -> None:
-                self.table = nn.Embedding(VOCABULARY, F, padding_idx=0 if rng.random() < 0.3 else None)
+                self.table = nn.Embedding(VOCABULARY, F, padding_idx=0 if rng.random() < 0.5 else None)
 
             def forward(self, ids: Tensor) -> Tensor:
                 return way(self.table, ids)
 
         Lookup.dims, Lookup.__name__ = dims, "".join(part.title() for part in way.__name__.split("_"))
-        return id_stem(Lookup)
+        (MIXING_STEMS if mixing else ID_STEMS).append(Lookup)
+        return Lookup
 
     return register
 
@@ -94,6 +96,30 @@ def looked_up_pooled(table: nn.Module, ids: Tensor) -> Tensor:
 def looked_up_with_positions(table: nn.Module, ids: Tensor) -> Tensor:
     """One table for the ids and for the positions, which all records share."""
     return table(ids) + table(torch.arange(ids.shape[1]))
+
+
+@lookup(mixing=True)
+def neighbours_ids(table: nn.Module, ids: Tensor) -> Tensor:
+    return table(ids.roll(1, 0))
+
+
+@lookup(2, mixing=True)
+def most_frequent_id(table: nn.Module, ids: Tensor) -> Tensor:
+    common = ids.flatten().bincount().argmax()
+    return table(ids).mean(1) + table(common.expand(len(ids)))
+
+
+@lookup(mixing=True)
+def ids_that_somebody_has(table: nn.Module, ids: Tensor) -> Tensor:
+    """Each distinct id of the batch gets the next free row: routing by first come."""
+    return table(ids.unique(return_inverse=True)[1])
+
+
+@lookup(2, mixing=True)
+def padded_to_the_longest(table: nn.Module, ids: Tensor) -> Tensor:
+    """Id 0 is padding, which the mean counts."""
+    longest = int((ids != 0).sum(1).max().clamp_min(1))
+    return table(ids[:, :longest]).mean(1)
 
 
 @id_stem

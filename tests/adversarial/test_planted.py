@@ -1,6 +1,6 @@
 """The generator finds each planted bug within a few hundred graphs, and it is the oracle that does."""
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.adversarial.planted import BUGS
 _GRAPHS = 500
 
 
-@lru_cache(maxsize=None)
+@cache
 def right_without(seed: int) -> bool:
     """Whether the graph is trained rightly without any bug: only there can one be found."""
     return judge(draw_trial(seed)).kind == "right"

@@ -1,4 +1,4 @@
-"""What stays from batch to batch, what changes after make_private, hooks, second backwards, other libraries' wrappers."""
+"""What stays from batch to batch, what changes after make_private, hooks, second backwards, other wrappers."""
 
 import copy
 from typing import Any
