@@ -282,7 +282,12 @@ class MixesSamples(nn.Module):
         return self.second(x)
 
 
-@pytest.mark.parametrize("how", ["mean", "roll", "swap", "time_first"])
+def test_samples_that_are_not_batch_first_inside_a_model_are_found_by_value() -> None:
+    model, x = MixesSamples("time_first").double(), torch.randn(4, 3, 6, dtype=torch.float64)
+    assert_per_sample_gradients(model, LSG(rank=1, sparsity=0.0), x, 4, lambda m, x: m(x).square().mean())
+
+
+@pytest.mark.parametrize("how", ["mean", "roll", "swap"])
 def test_a_model_that_mixes_samples_is_refused_by_name_at_its_first_batch(how: str) -> None:
     """Rule 7, for what no list of layer types can know."""
     model = MixesSamples(how)
@@ -314,9 +319,8 @@ def test_positions_that_happen_to_number_as_many_as_samples_are_not_mistaken_for
     assert_per_sample_gradients(Positioned().double(), DPSGD(), torch.randn(4, 4, 6).double(), 4, loss)
     by_parts = Positioned()
     attach(by_parts, DPSGD())
-    h = by_parts.layer(torch.randn(4, 4, 6))  # nothing tells what the four indices are
-    with pytest.raises(PrivacyError, match="embedding 'position' got 4 indices in a batch of 4 samples"):
-        by_parts.position(torch.arange(4)) + h
+    with pytest.raises(PrivacyError, match="layer 'position' ran outside of the model's forward"):
+        by_parts.position(torch.arange(4))
     other = Positioned()
     _, optimizer, _ = attach(other, DPSGD())
     other(torch.randn(3, 4, 6)).sum().backward()  # learnt here: indices without a batch dimension

@@ -5,26 +5,34 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
+from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.calls import zeros
-from lsg.layers.kept_state import tensors_in
+from lsg.layers.kept_state import put_back, tensors_in
 from lsg.layers.look import ADVICE, Look
 from lsg.layers.ownership import Trail, different
 from lsg.layers.samples import SHARED, SampleAxis
 from lsg.layers.site import Batch, KnownCalls, Site, UnknownCall
 from lsg.layers.slot import Slot, calls_apart
 
+VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
 _LOOSE = 30.0  # times the tolerance: rules compute in another order than layers, and sum up
 
 
 class Agreement:
     """run: one forward of the model, as the check does it."""
 
-    def __init__(self, run: Callable[[Any], Any], sites: Sequence[Site], slots: Sequence[Slot], batch: Batch) -> None:
-        self._run, self._sites, self._slots, self._batch = run, sites, slots, batch
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[[Any], Any],
+        sites: Sequence[Site],
+        slots: Sequence[Slot],
+        batch: Batch,
+    ) -> None:
+        self._model, self._run, self._sites, self._slots, self._batch = model, run, sites, slots, batch
 
     def check(self, look: Look, is_random: Callable[[Look, str], bool]) -> None:
         """Raise PrivacyError where the model is another with its rules, or where a backward mixes samples."""
@@ -32,8 +40,10 @@ class Agreement:
         look.learn(known, look.size)
         with self._on_few(look.size, known):
             others = set(range(1, look.size))
-            first = self._gradients(look, set(), lambda site, n, out: _compare(look, site, n, out, is_random))
-            second = self._gradients(look, others, None)
+            with put_back(self._model):  # which a backward may need as the forward left it
+                first = self._gradients(look, set(), lambda site, n, out: _compare(look, site, n, out, is_random))
+            with put_back(self._model):
+                second = self._gradients(look, others, None)
         for (name, before), (_, after) in zip(first, second, strict=True):
             mine = [None if gradient is None else gradient[0] for gradient in (before, after)]
             a, b = (torch.zeros(()) if value is None else value for value in mine)
@@ -78,6 +88,16 @@ class Agreement:
                 f"{call} is called in another way with lsg's rules than without them, so samples cannot be told apart: "
                 "do what depends on shapes in a way that does not, or freeze its parameters"
             ) from None
+        except LsgError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) or VIEW_REFUSED in str(error):
+                raise
+            raise PrivacyError(
+                f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples share "
+                "becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it only what broadcasts, or "
+                "freeze the layer that it comes from"
+            ) from error
         finally:
             self._batch.witness, self._batch.in_forward = None, False
         results = list(tensors_in(output, set()))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lsg.errors import PrivacyError
 from lsg.layers.agreement import Agreement
 from lsg.layers.kept_state import changed_state, put_back
-from lsg.layers.look import Look
+from lsg.layers.look import ADVICE, Look
 from lsg.layers.ownership import Recording, different
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
@@ -31,6 +31,7 @@ from lsg.layers.slot import Slot, recast
 
 _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever they are
 _SLOW = 1.0  # seconds from which on the check says what it does
+_OTHER_SEED = 30  # the number of a run with other random numbers
 _RUNS = 16  # about as many forwards of a few records as the check takes
 
 
@@ -72,9 +73,9 @@ class Check:
         with ExitStack() as stack:
             if is_eager:
                 stack.enter_context(eagerly())
+                stack.enter_context(without_dropout())  # of which a compiler knows nothing
             stack.enter_context(torch.random.fork_rng(devices=self._devices))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(without_dropout())
             stack.enter_context(put_back(self._model))
             yield
 
@@ -107,9 +108,11 @@ class Check:
         base = Recording()
         kept = self._record(base, few.batch())
         for number, changed in enumerate(runs):
-            again = Recording(base, number)
-            now_kept = self._record(again, few.batch(changed))
+            now_kept = self._again(base, number, few.batch(changed))
             self._refuse_kept(kept, now_kept, few)
+        if few.can_break:
+            runs.append({0})
+            self._again(base, len(runs) - 1, few.batch({0}, broken=True))
         fewer = few.count - 1 if few.count == _FEW else None
         if fewer is not None:
             try:
@@ -118,6 +121,25 @@ class Check:
                 fewer = None
         owners = [sum(1 << number for number, run in enumerate(runs) if i in run) for i in range(few.count)]
         return Look(few, base, owners, fewer)
+
+    def _again(self, base: Recording, number: int, inputs: tuple[Any, Any]) -> dict[str, Any]:
+        """A run with a record changed. It must call the same layers."""
+        recording = Recording(base, number)
+        kept = self._record(recording, inputs)
+        if recording.differs is not None and not self._differs_anyway(base, inputs):
+            raise PrivacyError(
+                f"samples of a batch influence each other before layer '{recording.differs.name}': whether and how it is "
+                f"called depends on values of the records. {ADVICE[0].upper()}{ADVICE[1:]}"
+            )
+        return kept
+
+    def _differs_anyway(self, base: Recording, inputs: tuple[Any, Any]) -> bool:
+        """Whether random numbers decide which layers are called."""
+        again = Recording(base, _OTHER_SEED)
+        self._record(again, inputs, seed=1)
+        other = Recording(base, _OTHER_SEED)
+        self._record(other, inputs, seed=2)
+        return again.differs is not other.differs
 
     def _record(self, recording: Recording, inputs: tuple[Any, Any], seed: int = 0) -> dict[str, Any]:
         """Returns what the model keeps of the run."""
@@ -171,7 +193,7 @@ class Check:
                 if moved is not None:
                     moved.refuse(self._is_random)
                     looks.append(moved)
-                Agreement(self._run, self._sites, self._slots, self._batch).check(looks[-1], self._is_random)
+                Agreement(self._model, self._run, self._sites, self._slots, self._batch).check(looks[-1], self._is_random)
         finally:
             recast(self._slots)
         for look in looks:
@@ -189,7 +211,6 @@ class Check:
 
     def _is_random(self, look: Look, where: str) -> bool:
         """Whether a place has other values with other random numbers, and the same records."""
-        run = 30
-        self._record(Recording(look.base, run), look.few.batch(), seed=1)
+        self._record(Recording(look.base, _OTHER_SEED), look.few.batch(), seed=1)
         bits = [trail.changed_by for name, trail in look.base.places if name == where]
-        return any(changed is not None and bool((changed & (1 << run)).any()) for changed in bits)
+        return any(changed is not None and bool((changed & (1 << _OTHER_SEED)).any()) for changed in bits)

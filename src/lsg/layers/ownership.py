@@ -32,6 +32,7 @@ class Trail:
     trains: bool = False  # whether a loss of it would reach trained parameters
     changed_by: Tensor | None = None  # one bit for each run; None: no run has changed anything
     of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
+    reshaped: bool = False  # whether its shape depends on values of the records
 
     def compare(self, other: Tensor, run: int) -> None:
         differs = different(self.value, other)
@@ -90,6 +91,8 @@ class Recording:
 
     def finish(self, output: Any) -> None:
         found = list(tensors_in(output, set()))
+        if self._reference is not None and self._position < len(self._reference.calls):
+            self.differs = self.differs or self._reference.calls[self._position].site
         if self._reference is None:
             self.output = [_kept(tensor) for tensor in found]
             self.places += [("before the model's output", trail) for trail in self.output]
@@ -131,6 +134,8 @@ class Recording:
             trail.of_fewer = tensor.detach().clone()
         elif trail.value.shape == tensor.shape:
             trail.compare(tensor.detach(), self._run)
+        else:
+            trail.reshaped = True
 
 
 def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) -> Axis | None:
@@ -139,6 +144,8 @@ def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) ->
     owners: for each sample the bits of the runs that changed it. other: samples of the batch of fewer records.
     """
     shape = trail.value.shape
+    if trail.reshaped:
+        return None
     fewer = None if trail.of_fewer is None else trail.of_fewer.shape
     if other is None or fewer is None or len(fewer) != len(shape):
         grows = [dim for dim in range(len(shape)) if shape[dim] % size == 0 and shape[dim]]

@@ -67,7 +67,8 @@ def moved_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             if value.numel() and bool(value.min() == value.max()):
                 value.copy_(0.5 * noise if value.numel() < 4096 else 0.1 * noise)
             elif value.numel():
-                value.add_(noise * value.float().std().mul(0.3).to(value))
+                usual = 0.5 / value[0].numel() ** 0.5 if value.dim() > 1 else 0.1  # about the size of fresh weights
+                value.add_(noise * value.float().std().mul(0.3).clamp_min(usual).to(value))
         yield
     finally:
         for parameter, value in zip(parameters, before, strict=True):

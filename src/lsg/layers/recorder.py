@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError
+from lsg.layers.agreement import VIEW_REFUSED
 from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import Check
@@ -26,7 +27,6 @@ from lsg.subspace.refresh import Refresh
 from lsg.subspace.stack import make_stacks
 
 _NOTHING_KNOWN = KnownCalls()
-_VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
 
 
 class Recorder:
@@ -203,7 +203,7 @@ class Recorder:
         try:
             finished = check(self.batch.size, inputs, known)
         except RuntimeError as error:
-            if not self.batch.channels_last_norms or _VIEW_REFUSED not in str(error):
+            if not self.batch.channels_last_norms or VIEW_REFUSED not in str(error):
                 raise
             self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
             finished = check(self.batch.size, inputs, known)

@@ -30,8 +30,8 @@ class FewRecords:
                 intact &= ~bad.reshape(size, -1).any(1).cpu()
         self._pool = intact.nonzero().flatten().tolist() or list(range(size))
 
-    def batch(self, changed: Collection[int] = (), count: int | None = None) -> tuple[Any, Any]:
-        """The first `count` records, new tensors at each call."""
+    def batch(self, changed: Collection[int] = (), count: int | None = None, *, broken: bool = False) -> tuple[Any, Any]:
+        """The first `count` records, new tensors at each call. broken: what is changed becomes NaN, where it can."""
         count = count or self.count
         generator = torch.Generator().manual_seed(_SEED)
         first: list[Tensor] = []
@@ -41,14 +41,20 @@ class FewRecords:
                 return leaf.clone()
             first.append(leaf)
             rows = [self._record(leaf, self._number(i), i >= len(self._pool), generator) for i in range(self.count)]
+            away = self.count if len(self._pool) > self.count else 1  # another record, where there is one
             others = [
-                self._record(leaf, self._number(i + self.count), True, generator, unlike=rows[i])
-                for i in range(self.count)
+                self._record(leaf, self._number(i + away), True, generator, unlike=rows[i]) for i in range(self.count)
             ]
+            if broken and leaf.is_floating_point():
+                others = [torch.full_like(row, torch.nan) for row in rows]
             return torch.stack([others[i] if i in changed else rows[i] for i in range(count)])
 
         few_inputs: tuple[Any, Any] = mapped(few, self._inputs)
         return few_inputs
+
+    @property
+    def can_break(self) -> bool:
+        return any(leaf.is_floating_point() for leaf in self._of_records())
 
     def _number(self, i: int) -> int:
         return self._pool[i % len(self._pool)]

@@ -108,19 +108,17 @@ class KnownCalls:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], dict[int, SamplePlaces]] = {}
-        self._most = 0  # calls in a forward
 
     def add(self, look: tuple[Any, ...], number: int, places: SamplePlaces) -> None:
         self._known.setdefault(look, {})[number] = places
-        self._most = max(self._most, number + 1)
 
     def find(self, leaves: list[Any], size: int, number: int | None) -> SamplePlaces | None:
         """None if no such call was seen. number: None in a backward, where layers run again in another order."""
         alike = self._known.get(signature(leaves, size))
-        if alike is None or (number is not None and number >= self._most):
+        if alike is None:
             return None
-        if number is not None and number in alike:
-            return alike[number]
+        if number is not None:
+            return alike.get(number)
         first, *others = alike.values()
         return first if all(other == first for other in others) else None
 
