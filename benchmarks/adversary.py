@@ -30,7 +30,7 @@ from tests.adversarial.outcome import Outcome
 from lsg.provenance import provenance
 
 OUTPUT = Path(__file__).parents[1] / "results" / "adversary" / "report.json"
-_LISTED = 200  # failures of each kind that are described
+_LISTED = 2000  # failures of each kind that are described
 
 
 def attack(seed: int) -> tuple[int, Outcome, float]:
