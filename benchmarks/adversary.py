@@ -22,15 +22,15 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: processes share the cores, not threads
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `tests`
 
-import torch  # noqa: E402
+import torch
+from tests.adversarial.graphs import draw_program, draw_trial
+from tests.adversarial.oracle import drive, judge
+from tests.adversarial.outcome import Outcome
 
-from lsg.provenance import provenance  # noqa: E402
-from tests.adversarial.graphs import draw_program, draw_trial  # noqa: E402
-from tests.adversarial.oracle import drive, judge  # noqa: E402
-from tests.adversarial.outcome import Outcome  # noqa: E402
+from lsg.provenance import provenance
 
 OUTPUT = Path(__file__).parents[1] / "results" / "adversary" / "report.json"
-_LISTED = 200  # failures of each kind that are described
+_LISTED = 2000  # failures of each kind that are described
 
 
 def attack(seed: int) -> tuple[int, Outcome, float]:

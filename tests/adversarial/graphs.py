@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from lsg import DPSGD, LSG, RGP
 from lsg.methods import Method
-from tests.adversarial import layouts, mixing, modules  # noqa: F401  (they register their operations)
-from tests.adversarial.ops import CLEAN, MIXING, Op, Sizes
+from tests.adversarial.kinds import CLEAN, MIXING
+from tests.adversarial.ops import Op, Sizes
 from tests.adversarial.records import Batch, batch
 from tests.adversarial.stems import ID_STEMS, IMAGE_STEMS, MIXING_STEMS, VOCABULARY, Stem
 from tests.adversarial.trial import Trial

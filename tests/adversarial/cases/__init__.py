@@ -6,6 +6,7 @@ from tests.adversarial.cases import (  # noqa: F401  (each registers its cases)
     gates,
     hooks_and_state,
     layouts,
+    loops,
     losses,
     masks,
     partial_forwards,
