@@ -650,16 +650,23 @@ def test_split_query_key_value(kind: str) -> None:
     assert dict(model.named_parameters())[name].grad.count_nonzero() > 0
 
 
-def test_parts_of_a_model_can_be_called_directly() -> None:
-    engine, model, optimizer, _ = private()
-    for size in (4, 6):
-        hidden = model[0](torch.randn(size, 10))
-        model[3](model[1](hidden)).sum().backward()
-        assert engine.per_sample_gradients()["0.bias"].shape == (size, 24)
-        before = engine.subspaces["0.weight"].left
-        optimizer.step()
-        model[0](torch.randn(size, 10))
-        assert not torch.equal(engine._recorder.slots["0.weight"].subspace.left, before)
+def test_parts_of_a_model_called_alone_are_refused() -> None:
+    """Nobody could see what is done with samples between them."""
+    _, model, _, _ = private()
+    with pytest.raises(PrivacyError, match="layer '0' ran outside of the model's forward"):
+        model[0](torch.randn(4, 10))
+    with torch.no_grad():
+        assert model[0](torch.randn(4, 10)).shape == (4, 24)
+
+
+def test_a_forward_called_by_its_name_is_checked() -> None:
+    class Mixes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - x.mean(0))
+
+    _, model, _, _ = private(nn.Sequential(Mixes(10, 2)))
+    with pytest.raises(PrivacyError, match="influence each other"):
+        model.forward(torch.randn(4, 10))
 
 
 def test_gradients_of_two_batch_sizes_are_not_mixed() -> None:

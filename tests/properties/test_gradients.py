@@ -8,12 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lsg import DPSGD, LSG, PrivacyError
+from lsg import DPSGD, LSG
 from lsg.methods import Method
 from tests.layers.factored import factored
 from tests.properties.architectures import DETERMINISTIC, Bare, Blueprint, blueprints, mean_loss, methods, sample_losses
 from tests.properties.oracle import assert_close, found_gradients, wanted_gradients
-from tests.reference import attach
+from tests.reference import assert_per_sample_gradients, attach
 
 
 @settings(DETERMINISTIC, max_examples=80)
@@ -166,8 +166,8 @@ def test_a_convolution_over_a_single_position_that_came_transposed(size: int) ->
     [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)],
     ids=lambda layer: type(layer).__name__,
 )
-def test_images_folded_into_the_batch_are_refused_by_name(layer: nn.Module) -> None:
-    """Four frames of each of two videos: one frame would be taken for a channel."""
+def test_images_folded_into_the_batch_count_for_their_sample(layer: nn.Module) -> None:
+    """Four frames of each of two videos."""
 
     class Frames(nn.Module):
         def __init__(self) -> None:
@@ -177,7 +177,5 @@ def test_images_folded_into_the_batch_are_refused_by_name(layer: nn.Module) -> N
         def forward(self, x: Tensor) -> Tensor:
             return self.frame(x.flatten(0, 1)).flatten(1).unflatten(0, (-1, 4)).flatten(1)
 
-    model = Frames()
-    attach(model, LSG(rank=1))
-    with pytest.raises(PrivacyError, match="'frame'"):
-        model(torch.randn(2, 4, 4, 5, 5)).sum().backward()
+    x = torch.randn(2, 4, 4, 5, 5, dtype=torch.float64)
+    assert_per_sample_gradients(Frames().double(), LSG(rank=1), x, 2, lambda m, x: m(x).square().mean())

@@ -119,9 +119,9 @@ def _compare(look: Look, site: Site, number: int, out: Any, is_random: Callable[
     leaves = pytree.tree_leaves(out)
     if call is not None and len(call.outputs) == len(leaves):
         pairs = [(kept, leaf) for kept, leaf in zip(call.outputs, leaves, strict=True) if isinstance(kept, Trail)]
-        if all(_agree(look, kept, leaf, as_shared=True) for kept, leaf in pairs):
+        if all(_agree(look, kept, leaf) for kept, leaf in pairs):
             return
-        same_shapes = all(_expected(look, kept).shape == leaf.shape for kept, leaf in pairs)
+        same_shapes = all(_fits_shape(look, kept, leaf) is not None for kept, leaf in pairs)
         if same_shapes and is_random(look, f"in layer '{site.name}' ({call.kind})"):
             return
     kind = "" if call is None else f" ({call.kind})"
@@ -134,7 +134,8 @@ def _compare(look: Look, site: Site, number: int, out: Any, is_random: Callable[
 
 def _compare_results(look: Look, results: list[Tensor]) -> None:
     kept = look.base.output
-    if len(kept) != len(results) or not all(map(lambda k, r: _agree(look, k, r), kept, results)):
+    alike = [k.value.shape == r.shape and _agree(look, k, r) for k, r in zip(kept, results, strict=False)]
+    if len(kept) != len(results) or not all(alike):
         shapes = [tuple(r.shape) for r in results], [tuple(trail.value.shape) for trail in kept]
         raise PrivacyError(
             f"the model returns something else with lsg's rules than without them (shapes {shapes[0]} for {shapes[1]}): "
@@ -143,18 +144,24 @@ def _compare_results(look: Look, results: list[Tensor]) -> None:
         )
 
 
-def _expected(look: Look, kept: Trail) -> Tensor:
-    """A result that samples share is, under a rule, one of each of them."""
-    return SHARED.split(kept.value, look.size) if look.axis(kept) == SHARED else kept.value
+def _fits_shape(look: Look, kept: Trail, leaf: Any) -> Tensor | None:
+    """What a result without rules is for all samples under them: its own shape, and where samples share it one of each
+    of them, in place of a leading 1 or not. None where shapes do not fit."""
+    shape = kept.value.shape
+    shapes = [shape]
+    if look.axis(kept) == SHARED:
+        shapes = [torch.Size((look.size, *shape)), torch.Size((look.size, *shape[1:])) if shape[:1] == (1,) else shape]
+    fits = isinstance(leaf, Tensor) and leaf.shape in shapes
+    return kept.value.expand(leaf.shape) if fits else None
 
 
-def _agree(look: Look, kept: Trail, leaf: Any, *, as_shared: bool = False) -> bool:
-    if not isinstance(leaf, Tensor):
+def _agree(look: Look, kept: Trail, leaf: Any) -> bool:
+    """In the lower precision of the two: under autocast norms of lsg return float32, as PyTorch's do on a GPU."""
+    wanted = _fits_shape(look, kept, leaf)
+    if wanted is None:
         return False
-    wanted = _expected(look, kept) if as_shared else kept.value
-    if wanted.shape != leaf.shape or wanted.dtype != leaf.dtype:
-        return False
-    return not bool(different(wanted, leaf.detach(), _LOOSE).any())
+    dtype = min(wanted.dtype, leaf.dtype, key=lambda dtype: dtype.itemsize)
+    return not bool(different(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE).any())
 
 
 def _losses(look: Look, results: list[Tensor], changed: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

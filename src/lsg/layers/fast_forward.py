@@ -19,20 +19,30 @@ from lsg.errors import PrivacyError
 from lsg.layers.graphed import GraphedForward, Tape
 from lsg.layers.host_constants import without_host_constants
 from lsg.layers.needless_masks import without_needless_masks
-from lsg.layers.site import nothing, swap_in, swap_out
+from lsg.layers.site import nothing, register_patch, swap_in, swap_out
 from lsg.layers.slot import Recordable
 
 
 class FastForward:
     """Replaces a model's forward by a faster one while gradients are on. Inert on copies, gone after `remove`."""
 
-    def __init__(self, model: nn.Module, slots: Sequence[Recordable], *, compiled: bool, tape: Tape | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: Sequence[Recordable],
+        *,
+        compiled: bool,
+        tape: Tape | None,
+        before_run: Callable[[], None] = lambda: None,
+    ) -> None:
+        """before_run: to be called before each run of the model's own forward; recordings have several at a time."""
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
         self.plain = swap_in(model, "forward", signed(model.forward, _forward))
         run: Callable[..., Any] = _compiled(self.plain) if compiled else self.plain
         if tape is not None and not compiled:  # a compiler makes constants by itself
             run = without_host_constants(run)
+        run = _after(before_run, run)
         self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
         self._run = self._graphed or run
         model.__dict__["_lsg_fast"] = self
@@ -67,6 +77,14 @@ class FastForward:
         del self._model.__dict__["_lsg_fast"]
 
 
+def _after(before_run: Callable[[], None], forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before_run()
+        return forward(*args, **kwargs)
+
+    return run
+
+
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     fast = self.__dict__["_lsg_fast"]
     if fast is None:
@@ -75,6 +93,7 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _forward.__name__ = "forward"
+register_patch(_forward, "_lsg_fast")
 
 
 def signed(forward: Callable[..., Any], by: types.FunctionType | Any) -> Callable[..., Any]:

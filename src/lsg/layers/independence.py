@@ -51,20 +51,19 @@ class Check:
         for is_eager, few in self._selections(size, inputs):
             with self._quietly(is_eager):
                 try:
-                    as_is = self._look(few)
+                    return self._judge(self._look(few), size, known)
                 except PrivacyError:
                     raise
                 except Exception as error:  # too few records for it, say
                     failure = error
-                    continue
-                return self._judge(as_is, size, known)
         raise failure
 
     def _selections(self, size: int, inputs: tuple[Any, Any]) -> Iterator[tuple[bool, FewRecords]]:
         """Ways to run the model, the cheapest first. A few models insist on their batch, or on a compiler."""
         for is_eager in (True, False):
-            yield is_eager, FewRecords(inputs, size, _FEW)
-            yield is_eager, FewRecords(inputs, size, _FEW, first_alone=True)
+            few = _FEW if size != _FEW else _FEW + 1  # what samples share must not have as many rows as there are few
+            yield is_eager, FewRecords(inputs, size, few)
+            yield is_eager, FewRecords(inputs, size, few, first_alone=True)
             yield is_eager, FewRecords(inputs, size, size)
 
     @contextmanager
@@ -113,7 +112,7 @@ class Check:
         if few.can_break:
             runs.append({0})
             self._again(base, len(runs) - 1, few.batch({0}, broken=True))
-        fewer = few.count - 1 if few.count == _FEW else None
+        fewer = few.count - 1 if few.count <= _FEW + 1 else None
         if fewer is not None:
             try:
                 self._record(Recording(base, None), few.batch(count=fewer))

@@ -69,7 +69,9 @@ def moved_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             elif value.numel():
                 usual = 0.5 / value[0].numel() ** 0.5 if value.dim() > 1 else 0.1  # about the size of fresh weights
                 value.add_(noise * value.float().std().mul(0.3).clamp_min(usual).to(value))
+        torch.clear_autocast_cache()  # it does not notice, either
         yield
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.data.copy_(value)
+        torch.clear_autocast_cache()

@@ -18,7 +18,7 @@ from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
 from lsg.layers.root import Reaching, RootForward
 from lsg.layers.samples import signature
-from lsg.layers.site import Batch, KnownCalls, Site, install, site_of, swap_in, swap_out, uninstall
+from lsg.layers.site import Batch, KnownCalls, Site, install, register_patch, site_of, swap_in, swap_out, uninstall
 from lsg.layers.slot import Slot, recast
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
@@ -83,7 +83,8 @@ class Recorder:
         self.fast: FastForward | None = None
         if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
             tape = CudaTape() if graphs else None
-            self.fast = FastForward(model, list(self.slots.values()), compiled=perf.compiles, tape=tape)
+            recorded = list(self.slots.values())
+            self.fast = FastForward(model, recorded, compiled=perf.compiles, tape=tape, before_run=self._restart)
         self._refresh = Refresh(self.stacks, list(self.slots.values()), method, generator, cuda_graph=graphs)
         self._root = RootForward(model, self)
         self._plain_zero_grad = swap_in(model, "zero_grad", _zero_grad)
@@ -190,6 +191,11 @@ class Recorder:
             site.begin(_NOTHING_KNOWN if known is None else known[site])
         return inputs
 
+    def _restart(self) -> None:
+        """Calls of layers are numbered from the beginning of each run."""
+        for site in self._trained_sites:
+            site.calls = 0
+
     def check(self, inputs: tuple[Any, Any], kind: Any = None) -> None:
         """Samples stay apart, and the model computes the same with its rules as without; raises where it does not."""
         kind = self._kind(inputs) if kind is None else kind
@@ -293,6 +299,7 @@ def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
 
 
 _zero_grad.__name__ = "zero_grad"
+register_patch(_zero_grad, "_lsg_root")
 
 
 def _reaches(tensor: Tensor, leaves: set[int]) -> bool:

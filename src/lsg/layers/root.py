@@ -12,7 +12,7 @@ from torch import nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.fast_forward import cut_rows, signed
-from lsg.layers.site import Batch, UnknownCall, nothing, swap_in, swap_out
+from lsg.layers.site import Batch, UnknownCall, nothing, register_patch, swap_in, swap_out
 
 
 class ForwardEvents(Protocol):
@@ -88,6 +88,7 @@ def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _forward.__name__ = "forward"
+register_patch(_forward, "_lsg_root")
 
 
 class Reaching:

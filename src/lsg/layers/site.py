@@ -184,12 +184,26 @@ def is_private(model: nn.Module) -> bool:
 def has_own_forward(module: nn.Module) -> bool:
     """Whether somebody else has put a forward on this instance. A copy of a private module carries an inert one."""
     own = module.__dict__.get("forward")
-    return own is not None and not _same_code(own, _PATCHES["forward"])
+    return own is not None and not _is_inert(module, own) and _code(own) not in _OWNERS
 
 
-def _same_code(method: Any, patch: Callable[..., Any]) -> bool:
-    """Whether a bound method is the patch, under whatever signature."""
-    return getattr(getattr(method, "__func__", None), "__code__", None) is patch.__code__
+# Code of every method that lsg puts on an instance -> the attribute that holds its owner, None on copies.
+_OWNERS: dict[Any, str] = {patch.__code__: "_lsg" for patch in _PATCHES.values()}
+
+
+def register_patch(patch: Callable[..., Any], owner: str) -> None:
+    _OWNERS[patch.__code__] = owner
+
+
+def _code(method: Any) -> Any:
+    """Of a bound method, under whatever signature."""
+    return getattr(getattr(method, "__func__", None), "__code__", None)
+
+
+def _is_inert(module: nn.Module, method: Any) -> bool:
+    """Whether a method came with a copy of a private module."""
+    owner = _OWNERS.get(_code(method))
+    return owner is not None and module.__dict__.get(owner) is None
 
 
 def install(module: nn.Module, site: Site) -> None:
@@ -210,7 +224,7 @@ def uninstall(module: nn.Module, site: Site) -> None:
 
 def swap_in(module: nn.Module, method: str, patch: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a method on this instance alone. Returns what it had, without the inert patch that a copy carries."""
-    if _same_code(module.__dict__.get(method), patch):
+    if _is_inert(module, module.__dict__.get(method)):
         del module.__dict__[method]
     plain: Callable[..., Any] = getattr(module, method)
     setattr(module, method, types.MethodType(patch, module))
