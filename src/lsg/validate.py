@@ -17,7 +17,8 @@ from torch.optim import LBFGS, Optimizer
 from lsg.errors import ConfigurationError
 
 _REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
-_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.AdaptiveLogSoftmaxWithLoss)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.AdaptiveLogSoftmaxWithLoss)
 
 
 def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
@@ -35,10 +36,12 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
             attention = module if isinstance(module, nn.MultiheadAttention) else module.self_attn
             if not attention.batch_first:
                 found.append(f"{label} does not have the batch first; make it with batch_first=True")
-        elif isinstance(module, nn.Embedding) and module.max_norm is not None:
+        elif isinstance(module, _TABLES) and module.max_norm is not None:
             found.append(f"{label} uses max_norm, which rewrites the rows that a batch looks up; turn it off")
-        elif isinstance(module, nn.Embedding) and own and module.scale_grad_by_freq:
+        elif isinstance(module, _TABLES) and own and module.scale_grad_by_freq:
             found.append(f"{label} uses scale_grad_by_freq, which mixes the samples of a batch; turn it off")
+        elif isinstance(module, nn.EmbeddingBag) and own and module.sparse:
+            found.append(f"{label} uses sparse=True, but noise makes every row's gradient dense; turn it off")
         elif isinstance(module, _NO_RULE) and own:
             way = "lsg.fix(model) replaces it" if type(module) in (nn.RNN, nn.LSTM, nn.GRU) else "replace it"
             found.append(f"{label} has no per-sample rule; freeze its parameters, or {way}")
