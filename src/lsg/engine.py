@@ -15,6 +15,7 @@ from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
+from lsg.layers.guards import Guards
 from lsg.layers.plain import PlainModel
 from lsg.layers.recorder import Recorder
 from lsg.layers.site import is_private
@@ -63,6 +64,7 @@ class PrivacyEngine:
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
+        self._guards: Guards | None = None
         self._plain: PlainModel | None = None
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
@@ -236,6 +238,7 @@ class PrivacyEngine:
                 max_physical_batch_size if sampler.max_tokens is None else None,
                 untrained_parameters(module, optimizer),
             )
+            self._guards = Guards(module, trained, loss_reduction)
             gradients = PrivateGradients(
                 self._recorder,
                 clipper,
@@ -346,9 +349,11 @@ class PrivacyEngine:
             self._optimizer.close()
         if self._recorder is not None:
             self._recorder.detach()
+        if self._guards is not None:
+            self._guards.remove()
         if self._plain is not None:
             self._plain.detach()
-        self._recorder = self._plain = self._optimizer = self._run = None
+        self._recorder = self._guards = self._plain = self._optimizer = self._run = None
 
     def _attached(self) -> Recorder:
         if self._recorder is None:

@@ -15,6 +15,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import LBFGS, Optimizer
 
 from lsg.errors import ConfigurationError
+from lsg.layers.batch_norm import has_statistics
 
 _REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -29,7 +30,9 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
         label = f"module '{name or 'model'}' ({type(module).__name__})"
         own = [p for p in module.parameters(recurse=False) if id(p) in trained_ids]
         if isinstance(module, _BatchNorm):
-            found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")
+            # One that trains nothing is taken to be meant for evaluation mode, and refused if it runs in another.
+            if not has_statistics(module) or (own and module.training):
+                found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")
         elif isinstance(module, _InstanceNorm) and module.track_running_stats:
             found.append(f"{label} keeps running statistics of the data; lsg.fix(model) turns them off")
         elif isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):

@@ -1,0 +1,16 @@
+"""What watches a private model beside its rules, put on in one go and taken off again at detach."""
+
+from torch import nn
+
+from lsg.layers.batch_norm import watch_batch_norms
+
+
+class Guards:
+    """From `make_private` to `detach`: refuses what would break the guarantee when it happens."""
+
+    def __init__(self, model: nn.Module, trained: list[nn.Parameter], loss_reduction: str) -> None:
+        self._handles = watch_batch_norms(model)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
