@@ -271,7 +271,7 @@ def test_a_bag_of_padding_alone_is_zero_as_in_torch() -> None:
 def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
     model = nn.Sequential(nn.EmbeddingBag(9, 4))
     attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match="embedding bag '0'.*offsets.*padding_idx"):
+    with pytest.raises(PrivacyError, match=r"embedding bag '0'.*offsets.*padding_idx"):
         model[0](tokens(9, 6), torch.tensor([0, 2, 4]))
 
 
