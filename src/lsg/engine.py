@@ -40,6 +40,7 @@ from lsg.validate import (
     problems,
     trained_parameters,
     untrained_parameters,
+    warn_of_hooks,
     warn_of_others,
 )
 
@@ -225,6 +226,7 @@ class PrivacyEngine:
             )
         else:
             check_model(module, trained)
+            warn_of_hooks(module, trained)
             treatments = make_plan(module, method, trained)
             if clipping == "per_layer":
                 clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
@@ -238,7 +240,6 @@ class PrivacyEngine:
                 max_physical_batch_size if sampler.max_tokens is None else None,
                 untrained_parameters(module, optimizer),
             )
-            self._guards = Guards(module, trained, loss_reduction)
             gradients = PrivateGradients(
                 self._recorder,
                 clipper,
@@ -255,12 +256,20 @@ class PrivacyEngine:
             total=lambda: _sealed(gradients),
             replayable=sampler.source.replayable,
         )
+
+        def before_release(noise_multiplier: float, epoch: int | None) -> None:
+            if self._guards is not None:
+                self._guards.parameters.check()
+            books.count(noise_multiplier, epoch)
+
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
             noise_multiplier=noise_multiplier,
-            before_release=books.count,
+            before_release=before_release,
         )
+        if self._recorder is not None:
+            self._guards = Guards(self._recorder, self._optimizer, trained, loss_reduction)
         plan = {
             "records": sampling.records,
             "batch_size": sampling.batch_size,

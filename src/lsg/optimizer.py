@@ -121,6 +121,20 @@ class PrivateOptimizer(Optimizer):
         return self._clipper.thresholds(len(self.gradients.recorder.slots))
 
     @property
+    def batch_in_flight(self) -> object | None:
+        """Stands for the batch of the loader, or the part of it, that the next gradients belong to; None outside."""
+        return None if self._micro.size is None or self._micro.stepped else self._micro
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """`GradScaler.step(optimizer)` asks this before it does anything."""
+        raise ConfigurationError(
+            "GradScaler cannot be used with a private optimizer: it would unscale gradients after the clip, and skip "
+            "steps because of the data. Train in bfloat16, which needs no scaler: torch.autocast(dtype=torch.bfloat16), "
+            "loss.backward(), optimizer.step()"
+        )
+
+    @property
     def _clipper(self) -> Clipper:
         if not isinstance(self.gradients, PrivateGradients):
             raise AttributeError("max_grad_norm: non-private training does not clip")

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -78,6 +79,7 @@ def check_model(model: nn.Module, trained: list[nn.Parameter]) -> None:
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters that the optimizer will update, checked against the model's."""
+    _refuse_opacus(model, optimizer)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"module is a {type(model).__name__}; it must be a torch.nn.Module")
     if not isinstance(optimizer, Optimizer):
@@ -96,6 +98,63 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
 
 
+def _refuse_opacus(model: Any, optimizer: Any) -> None:
+    """Objects that Opacus has made private already: they would clip a second time, or hold other parameters' names."""
+    if is_from_opacus(model, "AbstractGradSampleHooks"):
+        raise ConfigurationError(
+            f"module is Opacus's {type(model).__name__}: pass the original model (its to_standard_module() returns it)"
+        )
+    if isinstance(model, nn.Module):
+        for name, module in model.named_modules():
+            if is_from_opacus(module, "AbstractGradSampleHooks") or getattr(module, "autograd_grad_sample_hooks", None):
+                raise ConfigurationError(
+                    f"module '{name or 'model'}' ({type(module).__name__}) carries Opacus's per-sample hooks: pass the "
+                    "model without them (call to_standard_module(), or make it anew)"
+                )
+    if is_from_opacus(optimizer, "DPOptimizer"):
+        raise ConfigurationError(
+            f"optimizer is Opacus's {type(optimizer).__name__}, which clips and adds noise by itself: pass the original "
+            "one (its original_optimizer)"
+        )
+
+
+def is_from_opacus(value: Any, name: str) -> bool:
+    """Whether it is an instance of Opacus's class of that name, which need not be imported for this."""
+    return any(c.__name__ == name and c.__module__.split(".")[0] == "opacus" for c in type(value).__mro__)
+
+
+def warn_of_hooks(model: nn.Module, trained: list[nn.Parameter]) -> None:
+    """Tell of hooks that see gradients: what they do to them is not known."""
+    modules = [
+        f"module '{name or 'model'}' ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module._backward_hooks or module._backward_pre_hooks
+    ]
+    if modules:
+        warnings.warn(
+            f"{modules[0]}{_and_more(modules)} has a backward hook, which sees the gradients of a whole batch. If it "
+            "changes them by anything computed over the batch, clipping does not bound a record's influence: remove it",
+            stacklevel=3,
+        )
+    ids = {id(p) for p in trained}
+    parameters = [
+        name
+        for name, p in model.named_parameters()
+        if id(p) in ids and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
+    ]
+    if parameters:
+        warnings.warn(
+            f"parameter '{parameters[0]}'{_and_more(parameters)} has a gradient hook, which will not run: private "
+            "training computes per-sample gradients beside the parameter. Remove it, or change gradients in a step "
+            "hook of the optimizer (register_step_pre_hook), which sees the private ones",
+            stacklevel=3,
+        )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
 def _listed(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -105,9 +164,8 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     in_optimizer = {id(p) for p in _listed(optimizer)}
     others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         warnings.warn(
-            f"parameter '{others[0]}'{more} requires a gradient but is not in the optimizer: it stays as it is, and "
+            f"parameter '{others[0]}'{_and_more(others)} requires a gradient but is not in the optimizer: it stays as it is, and "
             "its gradient is not private. Freeze it, which is faster, too, and never give it to another optimizer",
             stacklevel=3,
         )
