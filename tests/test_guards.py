@@ -70,7 +70,7 @@ def test_a_tied_parameter_that_is_untied_is_refused_by_name() -> None:
     model[1].weight = model[0].weight
     _, model, _, _ = private(model)
     model[1].weight = nn.Parameter(torch.randn(7, 4))
-    with pytest.raises(PrivacyError, match="'1.weight' was replaced"):
+    with pytest.raises(PrivacyError, match=r"'1\.weight' was replaced"):
         model(torch.arange(6).view(3, 2))
 
 

@@ -15,7 +15,7 @@ from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
-from lsg.layers.guards import Guards
+from lsg.guards import Guards
 from lsg.layers.plain import PlainModel
 from lsg.layers.recorder import Recorder
 from lsg.layers.site import is_private

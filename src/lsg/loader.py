@@ -14,8 +14,8 @@ from torch.utils.data import (
 )
 
 from lsg.errors import ConfigurationError
+from lsg.opacus_objects import is_from_opacus
 from lsg.sampling import LogicalBatches, SamplingPlan
-from lsg.validate import is_from_opacus
 
 
 class StepGate(Protocol):
@@ -111,8 +111,8 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
         raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
     if is_from_opacus(loader, "DPDataLoader"):
         raise ConfigurationError(
-            f"data_loader is Opacus's {type(loader).__name__}, which draws Poisson samples by itself: pass the original "
-            "DataLoader(dataset, batch_size=...); lsg samples for it"
+            f"data_loader is Opacus's {type(loader).__name__}, which draws Poisson samples by itself: pass the "
+            "original DataLoader(dataset, batch_size=...); lsg samples for it"
         )
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):

@@ -121,8 +121,8 @@ class PrivateOptimizer(Optimizer):
         return self._clipper.thresholds(len(self.gradients.recorder.slots))
 
     @property
-    def batch_in_flight(self) -> object | None:
-        """Stands for the batch of the loader, or the part of it, that the next gradients belong to; None outside."""
+    def batch_in_flight(self) -> "_MicroBatch | None":
+        """The batch of the loader that the next gradients belong to, another object after each part; None outside."""
         return None if self._micro.size is None or self._micro.stepped else self._micro
 
     @property
@@ -130,8 +130,7 @@ class PrivateOptimizer(Optimizer):
         """`GradScaler.step(optimizer)` asks this before it does anything."""
         raise ConfigurationError(
             "GradScaler cannot be used with a private optimizer: it would unscale gradients after the clip, and skip "
-            "steps because of the data. Train in bfloat16, which needs no scaler: torch.autocast(dtype=torch.bfloat16), "
-            "loss.backward(), optimizer.step()"
+            "steps because of the data. Train in bfloat16, which needs none: torch.autocast(dtype=torch.bfloat16)"
         )
 
     @property

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -17,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 
 from lsg.errors import ConfigurationError
 from lsg.layers.batch_norm import has_statistics
+from lsg.opacus_objects import refuse_opacus
 
 _REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
@@ -79,7 +79,7 @@ def check_model(model: nn.Module, trained: list[nn.Parameter]) -> None:
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters that the optimizer will update, checked against the model's."""
-    _refuse_opacus(model, optimizer)
+    refuse_opacus(model, optimizer)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"module is a {type(model).__name__}; it must be a torch.nn.Module")
     if not isinstance(optimizer, Optimizer):
@@ -96,31 +96,6 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
             )
     in_optimizer = {id(p) for p in listed}
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
-
-
-def _refuse_opacus(model: Any, optimizer: Any) -> None:
-    """Objects that Opacus has made private already: they would clip a second time, or hold other parameters' names."""
-    if is_from_opacus(model, "AbstractGradSampleHooks"):
-        raise ConfigurationError(
-            f"module is Opacus's {type(model).__name__}: pass the original model (its to_standard_module() returns it)"
-        )
-    if isinstance(model, nn.Module):
-        for name, module in model.named_modules():
-            if is_from_opacus(module, "AbstractGradSampleHooks") or getattr(module, "autograd_grad_sample_hooks", None):
-                raise ConfigurationError(
-                    f"module '{name or 'model'}' ({type(module).__name__}) carries Opacus's per-sample hooks: pass the "
-                    "model without them (call to_standard_module(), or make it anew)"
-                )
-    if is_from_opacus(optimizer, "DPOptimizer"):
-        raise ConfigurationError(
-            f"optimizer is Opacus's {type(optimizer).__name__}, which clips and adds noise by itself: pass the original "
-            "one (its original_optimizer)"
-        )
-
-
-def is_from_opacus(value: Any, name: str) -> bool:
-    """Whether it is an instance of Opacus's class of that name, which need not be imported for this."""
-    return any(c.__name__ == name and c.__module__.split(".")[0] == "opacus" for c in type(value).__mro__)
 
 
 def warn_of_hooks(model: nn.Module, trained: list[nn.Parameter]) -> None:
@@ -165,8 +140,9 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
     if others:
         warnings.warn(
-            f"parameter '{others[0]}'{_and_more(others)} requires a gradient but is not in the optimizer: it stays as it is, and "
-            "its gradient is not private. Freeze it, which is faster, too, and never give it to another optimizer",
+            f"parameter '{others[0]}'{_and_more(others)} requires a gradient but is not in the optimizer: it stays "
+            "as it is, and its gradient is not private. Freeze it, which is faster, too, and never give it to another "
+            "optimizer",
             stacklevel=3,
         )
 

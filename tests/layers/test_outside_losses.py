@@ -1,4 +1,4 @@
-"""Losses computed outside the model: the ones that depend on the whole batch are refused at the first backward passes."""
+"""Losses computed outside the model: the ones that depend on the whole batch are refused early on."""
 
 from typing import Any
 

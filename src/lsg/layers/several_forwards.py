@@ -20,13 +20,13 @@ class SeveralForwards:
         self._batch: object = None
         self._warned = False
 
-    def note(self, inputs: Any, batch: object) -> None:
-        """A forward with gradients on. batch: an object that stands for the loader's batch in flight; None outside."""
+    def note(self, inputs: Any, batch: object, rows: int | None) -> None:
+        """A forward with gradients on. batch: stands for the loader's batch in flight, or what is left of it, of so
+        many rows. Forwards of fewer are parts of it, and refused by the optimizer unless they add up."""
         first = next((leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()), None)
-        if self._warned or first is None or batch is None:
+        if self._warned or first is None or len(first) != rows:
             return
-        # Of another number of rows, it is a part of the batch, or refused by the recorder.
-        if batch is not self._batch or self._first is None or len(first) != len(self._first[0]):
+        if batch is not self._batch or self._first is None:
             self._batch, self._first = batch, (first, first._version)
             return
         if not _same(*self._first, first):

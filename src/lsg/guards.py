@@ -43,7 +43,8 @@ class Guards:
         optimizer = self._optimizer()
         if torch.is_grad_enabled() and optimizer is not None:
             self.parameters.check()
-            self._forwards.note((args, kwargs), optimizer.batch_in_flight)
+            batch = optimizer.batch_in_flight
+            self._forwards.note((args, kwargs), batch, None if batch is None else batch.left)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         recorder = self._recorder()
