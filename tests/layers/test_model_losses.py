@@ -228,6 +228,19 @@ def test_a_mean_over_all_tokens_is_refused_by_name(case: str, dtype: torch.dtype
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("case", ["t5", "bert_masked", "gpt2_tokens"])
+def test_a_mean_over_all_tokens_inside_a_model_shows_in_its_gradient(case: str) -> None:
+    torch.manual_seed(0)
+    make, batch = OWN_LOSS[case]
+    labels = batch["labels"].clone()
+    labels[0, 2:], labels[1, 1:] = -100, -100
+    model = make()
+    model.train()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="divided by a sum over all records|is not the mean of the losses"):
+        model(**batch | {"labels": labels}).loss.backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["bert", "gpt2", "questions", "llama", "hidden"])
 def test_what_is_right_by_nature_is_let_through(case: str, dtype: torch.dtype) -> None:

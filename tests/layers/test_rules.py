@@ -259,9 +259,10 @@ def test_rule_equals_batch_of_one(case: str, method: object) -> None:
     assert_per_sample_gradients(model, method, batch, B, loss)  # type: ignore[arg-type]
 
 
-def test_a_bag_of_padding_alone_is_zero_as_in_torch() -> None:
+def test_padding_is_no_part_of_a_bag() -> None:
     for mode in ("sum", "mean", "max"):
         bag = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=0)
+        bag.weight.data[0] = 5.0  # its row does not count, whatever is in it
         token = torch.tensor([[0, 0], [0, 2], [3, 3]])
         plain = bag(token)
         attach(bag, DPSGD())
@@ -273,6 +274,8 @@ def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
     attach(model, DPSGD())
     with pytest.raises(PrivacyError, match=r"embedding bag '0'.*offsets.*padding_idx"):
         model[0](tokens(9, 6), torch.tensor([0, 2, 4]))
+    with pytest.raises(PrivacyError, match="with offsets"):
+        model[0](tokens(9, 3, 2), torch.tensor([0, 2, 4]))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")

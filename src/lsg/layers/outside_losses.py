@@ -145,6 +145,7 @@ class _Look:
     def __init__(self, watch: LossWatch, logits: Tensor, records: int) -> None:
         self._watch, self._logits, self._records = watch, logits.detach(), records
 
-    def __call__(self, gradient: Tensor) -> None:
-        if not torch.is_grad_enabled():  # which it is where second derivatives are asked for
+    def __call__(self, gradient: Tensor | None) -> None:
+        # None for a result that the loss does not use. Gradients are on where second derivatives are asked for.
+        if gradient is not None and not torch.is_grad_enabled():
             self._watch.look(self._logits, gradient, self._records)
