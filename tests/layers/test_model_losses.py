@@ -237,7 +237,7 @@ def test_a_mean_over_all_tokens_inside_a_model_shows_in_its_gradient(case: str) 
     model = make()
     model.train()
     attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match="divided by a sum over all records|is not the mean of the losses"):
+    with pytest.raises(PrivacyError, match=r"divided by a sum over all records|is not the mean of the losses"):
         model(**batch | {"labels": labels}).loss.backward()
 
 
