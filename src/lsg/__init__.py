@@ -1,5 +1,6 @@
 """lsg: differentially private deep learning in a low-rank, sparse gradient space."""
 
+from lsg import losses
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import BudgetExceeded, ConfigurationError, LsgError, PrivacyError
@@ -28,5 +29,6 @@ __all__ = [
     "explain",
     "fix",
     "load_checkpoint",
+    "losses",
     "save_checkpoint",
 ]

@@ -15,6 +15,7 @@ from lsg.continuation import Run, describe
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
+from lsg.guards import Guards
 from lsg.layers.plain import PlainModel
 from lsg.layers.recorder import Recorder
 from lsg.layers.site import is_private
@@ -39,6 +40,7 @@ from lsg.validate import (
     problems,
     trained_parameters,
     untrained_parameters,
+    warn_of_hooks,
     warn_of_others,
 )
 
@@ -63,6 +65,7 @@ class PrivacyEngine:
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
+        self._guards: Guards | None = None
         self._plain: PlainModel | None = None
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
@@ -223,6 +226,7 @@ class PrivacyEngine:
             )
         else:
             check_model(module, trained)
+            warn_of_hooks(module, trained)
             treatments = make_plan(module, method, trained)
             if clipping == "per_layer":
                 clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
@@ -252,12 +256,20 @@ class PrivacyEngine:
             total=lambda: _sealed(gradients),
             replayable=sampler.source.replayable,
         )
+
+        def before_release(noise_multiplier: float, epoch: int | None) -> None:
+            if self._guards is not None:
+                self._guards.parameters.check()
+            books.count(noise_multiplier, epoch)
+
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
             noise_multiplier=noise_multiplier,
-            before_release=books.count,
+            before_release=before_release,
         )
+        if self._recorder is not None:
+            self._guards = Guards(self._recorder, self._optimizer, trained, loss_reduction)
         plan = {
             "records": sampling.records,
             "batch_size": sampling.batch_size,
@@ -346,9 +358,11 @@ class PrivacyEngine:
             self._optimizer.close()
         if self._recorder is not None:
             self._recorder.detach()
+        if self._guards is not None:
+            self._guards.remove()
         if self._plain is not None:
             self._plain.detach()
-        self._recorder = self._plain = self._optimizer = self._run = None
+        self._recorder = self._guards = self._plain = self._optimizer = self._run = None
 
     def _attached(self) -> Recorder:
         if self._recorder is None:

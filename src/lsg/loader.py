@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 from lsg.errors import ConfigurationError
+from lsg.opacus_objects import is_from_opacus
 from lsg.sampling import LogicalBatches, SamplingPlan
 
 
@@ -108,6 +109,11 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
     """The plan behind a user's loader; refuses sampling that cannot be replaced without changing its meaning."""
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
+    if is_from_opacus(loader, "DPDataLoader"):
+        raise ConfigurationError(
+            f"data_loader is Opacus's {type(loader).__name__}, which draws Poisson samples by itself: pass the "
+            "original DataLoader(dataset, batch_size=...); lsg samples for it"
+        )
     dataset = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigurationError(

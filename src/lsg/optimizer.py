@@ -121,6 +121,19 @@ class PrivateOptimizer(Optimizer):
         return self._clipper.thresholds(len(self.gradients.recorder.slots))
 
     @property
+    def batch_in_flight(self) -> "_MicroBatch | None":
+        """The batch of the loader that the next gradients belong to, another object after each part; None outside."""
+        return None if self._micro.size is None or self._micro.stepped else self._micro
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """`GradScaler.step(optimizer)` asks this before it does anything."""
+        raise ConfigurationError(
+            "GradScaler cannot be used with a private optimizer: it would unscale gradients after the clip, and skip "
+            "steps because of the data. Train in bfloat16, which needs none: torch.autocast(dtype=torch.bfloat16)"
+        )
+
+    @property
     def _clipper(self) -> Clipper:
         if not isinstance(self.gradients, PrivateGradients):
             raise AttributeError("max_grad_norm: non-private training does not clip")

@@ -15,9 +15,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import LBFGS, Optimizer
 
 from lsg.errors import ConfigurationError
+from lsg.layers.batch_norm import has_statistics
+from lsg.opacus_objects import refuse_opacus
 
 _REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
-_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.AdaptiveLogSoftmaxWithLoss)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_NO_RULE = (nn.RNNBase, nn.RNNCellBase, nn.AdaptiveLogSoftmaxWithLoss)
 
 
 def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
@@ -28,17 +31,21 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
         label = f"module '{name or 'model'}' ({type(module).__name__})"
         own = [p for p in module.parameters(recurse=False) if id(p) in trained_ids]
         if isinstance(module, _BatchNorm):
-            found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")
+            # One that trains nothing is taken to be meant for evaluation mode, and refused if it runs in another.
+            if not has_statistics(module) or (own and module.training):
+                found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")
         elif isinstance(module, _InstanceNorm) and module.track_running_stats:
             found.append(f"{label} keeps running statistics of the data; lsg.fix(model) turns them off")
         elif isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             attention = module if isinstance(module, nn.MultiheadAttention) else module.self_attn
             if not attention.batch_first:
                 found.append(f"{label} does not have the batch first; make it with batch_first=True")
-        elif isinstance(module, nn.Embedding) and module.max_norm is not None:
+        elif isinstance(module, _TABLES) and module.max_norm is not None:
             found.append(f"{label} uses max_norm, which rewrites the rows that a batch looks up; turn it off")
-        elif isinstance(module, nn.Embedding) and own and module.scale_grad_by_freq:
+        elif isinstance(module, _TABLES) and own and module.scale_grad_by_freq:
             found.append(f"{label} uses scale_grad_by_freq, which mixes the samples of a batch; turn it off")
+        elif isinstance(module, nn.EmbeddingBag) and own and module.sparse:
+            found.append(f"{label} uses sparse=True, but noise makes every row's gradient dense; turn it off")
         elif isinstance(module, _NO_RULE) and own:
             way = "lsg.fix(model) replaces it" if type(module) in (nn.RNN, nn.LSTM, nn.GRU) else "replace it"
             found.append(f"{label} has no per-sample rule; freeze its parameters, or {way}")
@@ -72,6 +79,7 @@ def check_model(model: nn.Module, trained: list[nn.Parameter]) -> None:
 
 def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters that the optimizer will update, checked against the model's."""
+    refuse_opacus(model, optimizer)
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"module is a {type(model).__name__}; it must be a torch.nn.Module")
     if not isinstance(optimizer, Optimizer):
@@ -90,6 +98,38 @@ def trained_parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parame
     return [p for p in model.parameters() if p.requires_grad and id(p) in in_optimizer]
 
 
+def warn_of_hooks(model: nn.Module, trained: list[nn.Parameter]) -> None:
+    """Tell of hooks that see gradients: what they do to them is not known."""
+    modules = [
+        f"module '{name or 'model'}' ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module._backward_hooks or module._backward_pre_hooks
+    ]
+    if modules:
+        warnings.warn(
+            f"{modules[0]}{_and_more(modules)} has a backward hook, which sees the gradients of a whole batch. If it "
+            "changes them by anything computed over the batch, clipping does not bound a record's influence: remove it",
+            stacklevel=3,
+        )
+    ids = {id(p) for p in trained}
+    parameters = [
+        name
+        for name, p in model.named_parameters()
+        if id(p) in ids and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
+    ]
+    if parameters:
+        warnings.warn(
+            f"parameter '{parameters[0]}'{_and_more(parameters)} has a gradient hook, which will not run: private "
+            "training computes per-sample gradients beside the parameter. Remove it, or change gradients in a step "
+            "hook of the optimizer (register_step_pre_hook), which sees the private ones",
+            stacklevel=3,
+        )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
 def _listed(optimizer: Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -99,10 +139,10 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
     in_optimizer = {id(p) for p in _listed(optimizer)}
     others = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in in_optimizer]
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         warnings.warn(
-            f"parameter '{others[0]}'{more} requires a gradient but is not in the optimizer: it stays as it is, and "
-            "its gradient is not private. Freeze it, which is faster, too, and never give it to another optimizer",
+            f"parameter '{others[0]}'{_and_more(others)} requires a gradient but is not in the optimizer: it stays "
+            "as it is, and its gradient is not private. Freeze it, which is faster, too, and never give it to another "
+            "optimizer",
             stacklevel=3,
         )
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lsg import DPSGD, LSG, RGP, SparseDPSGD
+from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
 from lsg.layers import conv
 from lsg.layers.slot import Layout, Slot, recast
 from lsg.subspace import Subspace
@@ -139,6 +139,18 @@ class Repeated(nn.Module):
         return self.head(self.mix(self.mix(x).tanh()))
 
 
+class WeightedBag(nn.Module):
+    """Weights of a bag's entries, which are trained, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(20, 12, mode="sum")
+        self.importance = nn.Embedding(20, 1)
+
+    def forward(self, token: Tensor) -> Tensor:
+        return self.bag(token, per_sample_weights=self.importance(token).squeeze(-1).exp())
+
+
 class Folded(nn.Module):
     """Flattens batch and tokens before its linear layers, as OPT does."""
 
@@ -194,6 +206,13 @@ CASES = {
     "embedding_labels": (lambda: nn.Embedding(20, 12), tokens(20, B)),
     "embedding_subclass": (lambda: OffsetEmbedding(20, 12), tokens(18, B, 6)),
     "embedding_subclass_scaled": (lambda: ScaledEmbedding(20, 12, padding_idx=3), tokens(20, B, 6)),
+    "embedding_bag_sum": (lambda: nn.EmbeddingBag(20, 12, mode="sum"), tokens(20, B, 6)),
+    "embedding_bag_mean": (lambda: nn.EmbeddingBag(20, 12), tokens(20, B, 6)),
+    "embedding_bag_max": (lambda: nn.EmbeddingBag(20, 12, mode="max"), tokens(20, B, 6)),
+    "embedding_bag_padding_sum": (lambda: nn.EmbeddingBag(20, 12, mode="sum", padding_idx=3), tokens(6, B, 6)),
+    "embedding_bag_padding_mean": (lambda: nn.EmbeddingBag(20, 12, padding_idx=-17), tokens(6, B, 6)),
+    "embedding_bag_padding_max": (lambda: nn.EmbeddingBag(20, 12, mode="max", padding_idx=3), tokens(6, B, 6)),
+    "embedding_bag_weighted": (WeightedBag, tokens(20, B, 6)),
     "linear_subclass_named": (lambda: NamedLinear(12, 9), normal(B, 4, 12)),
     "linear_subclass_equalised": (lambda: EqualisedLinear(12, 9), normal(B, 4, 12)),
     "linear_subclass_fused": (lambda: EqualisedLinear(12, 36), normal(B, 4, 12)),
@@ -238,6 +257,25 @@ def test_rule_equals_batch_of_one(case: str, method: object) -> None:
         return ((y * weights).flatten(1).sum(1) ** 2).mean()
 
     assert_per_sample_gradients(model, method, batch, B, loss)  # type: ignore[arg-type]
+
+
+def test_padding_is_no_part_of_a_bag() -> None:
+    for mode in ("sum", "mean", "max"):
+        bag = nn.EmbeddingBag(9, 4, mode=mode, padding_idx=0)
+        bag.weight.data[0] = 5.0  # its row does not count, whatever is in it
+        token = torch.tensor([[0, 0], [0, 2], [3, 3]])
+        plain = bag(token)
+        attach(bag, DPSGD())
+        torch.testing.assert_close(bag(token), plain)
+
+
+def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(9, 4))
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match=r"embedding bag '0'.*offsets.*padding_idx"):
+        model[0](tokens(9, 6), torch.tensor([0, 2, 4]))
+    with pytest.raises(PrivacyError, match="with offsets"):
+        model[0](tokens(9, 3, 2), torch.tensor([0, 2, 4]))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lsg.layers import attention, conv, embedding, fallback, intercept, linear, norm, optional_triton
+from lsg.layers import attention, conv, embedding, embedding_bag, fallback, intercept, linear, norm, optional_triton
 from lsg.layers.site import RuleForward, has_own_forward
 from lsg.layers.slot import Layout
 
@@ -74,6 +74,7 @@ _RELATIVE_BIAS = {
 _BY_FORWARD: dict[Any, Rule] = {
     nn.Linear.forward: _LINEAR,
     nn.Embedding.forward: _EMBEDDING,
+    nn.EmbeddingBag.forward: Rule(embedding_bag.embedding_bag_forward, _EMBEDDING.layouts),
     nn.Conv1d.forward: _CONV,
     nn.Conv2d.forward: _CONV,
     nn.Conv3d.forward: _CONV,

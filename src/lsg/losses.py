@@ -1,0 +1,87 @@
+"""Losses of texts that keep records apart: logits and labels in, a mean of losses that each belong to one record out.
+
+Private training clips each record's own gradient, so nothing that belongs to one record may depend on another. A mean
+over all tokens of a batch does: its divisor counts everybody's tokens.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lsg.errors import ConfigurationError
+
+Reduction = Literal["mean", "sum", "none"]
+IGNORED = -100  # the label of tokens that do not count, as in PyTorch and transformers
+
+
+def per_sequence(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = IGNORED,
+    label_smoothing: float = 0.0,
+    shift: bool = False,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy as the mean over sequences of each one's mean over its own tokens.
+
+    logits: (B, T, V), or (B, V) for one label a record. labels: (B, T), or (B,); `ignore_index` marks tokens that do
+    not count. A sequence without any token that counts has the loss 0, and is still one of the B.
+    shift: for causal language models whose labels are the inputs themselves: position t predicts label t + 1.
+    reduction: over the sequences; as `loss_reduction` of make_private says. "none" returns (B,).
+    """
+    token, counts = _token_losses(logits, labels, ignore_index, label_smoothing, shift)
+    return _reduce(token.sum(1) / counts.sum(1).clamp_min(1), reduction)
+
+
+def per_token(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    length: float,
+    ignore_index: int = IGNORED,
+    label_smoothing: float = 0.0,
+    shift: bool = False,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """As `per_sequence`, but each token counts alike: a sequence's loss is the sum over its tokens, over `length`.
+
+    length: a number fixed in advance, such as the longest sequence allowed. It must not be computed from the batch.
+    """
+    if not length > 0:
+        raise ConfigurationError(f"length={length!r} must be positive")
+    token, _ = _token_losses(logits, labels, ignore_index, label_smoothing, shift)
+    return _reduce(token.sum(1) / length, reduction)
+
+
+def _token_losses(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, shift: bool
+) -> tuple[Tensor, Tensor]:
+    """Losses of tokens, 0 where they do not count, and whether they count: (B, T) each."""
+    if logits.shape[:-1] != labels.shape or labels.dim() == 0:
+        raise ConfigurationError(
+            f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}: labels must have the "
+            "shape of the logits without their last dimension, the vocabulary"
+        )
+    if shift:  # the labels, as the logits are far larger
+        labels = F.pad(labels[..., 1:], (0, 1), value=ignore_index)
+    counts = labels != ignore_index
+    # In float32 or better, in one pass over the logits and without a copy of them in between.
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_probabilities = F.log_softmax(logits, -1, dtype=wide)
+    chosen = labels.where(counts, 0).unsqueeze(-1)
+    token = -log_probabilities.gather(-1, chosen).squeeze(-1)
+    if label_smoothing:
+        token = (1 - label_smoothing) * token - label_smoothing * log_probabilities.mean(-1)
+    token = token.masked_fill(~counts, 0.0)
+    return token.reshape(len(token), -1), counts.reshape(len(token), -1)
+
+
+def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return losses
+    if reduction not in ("mean", "sum"):
+        raise ConfigurationError(f"reduction={reduction!r} must be 'mean', 'sum' or 'none'")
+    return losses.mean() if reduction == "mean" else losses.sum()
