@@ -239,6 +239,7 @@ class PrivacyEngine:
                 perf,
                 max_physical_batch_size if sampler.max_tokens is None else None,
                 untrained_parameters(module, optimizer),
+                loss_reduction,
             )
             gradients = PrivateGradients(
                 self._recorder,

@@ -7,12 +7,14 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
+from lsg.layers.samples import SamplePlaces
 from lsg.layers.site import Site
 
 
 def embedding_bag_forward(
     module: nn.EmbeddingBag,
     site: Site,
+    places: SamplePlaces,
     input: Tensor,
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
@@ -25,7 +27,7 @@ def embedding_bag_forward(
         )
     if per_sample_weights is not None and module.mode != "sum":
         raise PrivacyError(f"embedding bag '{site.name}' got per_sample_weights, which need mode='sum'")
-    rows_BLD = embedding(site, input, module.weight, module.padding_idx)
+    rows_BLD = embedding(site, places.input(), input, module.weight, module.padding_idx)
     filler_BL1 = None if module.padding_idx is None else (input == module.padding_idx).unsqueeze(-1)
     if module.mode == "max":
         return _largest(rows_BLD, filler_BL1)
@@ -34,15 +36,15 @@ def embedding_bag_forward(
     if filler_BL1 is not None:
         rows_BLD = rows_BLD.masked_fill(filler_BL1, 0.0)
     if module.mode == "sum":
-        return rows_BLD.sum(1)
+        return rows_BLD.sum(-2)
     if filler_BL1 is None:
-        return rows_BLD.mean(1)
-    return rows_BLD.sum(1) / (~filler_BL1).sum(1).clamp_min(1)
+        return rows_BLD.mean(-2)
+    return rows_BLD.sum(-2) / (~filler_BL1).sum(-2).clamp_min(1)
 
 
 def _largest(rows_BLD: Tensor, filler_BL1: Tensor | None) -> Tensor:
     """Of each column, among what is no padding; 0 where there is nothing else."""
     if filler_BL1 is None:
-        return rows_BLD.max(1).values
-    largest_BD = rows_BLD.masked_fill(filler_BL1, -float("inf")).max(1).values
-    return largest_BD.masked_fill(filler_BL1.all(1), 0.0)
+        return rows_BLD.max(-2).values
+    largest_BD = rows_BLD.masked_fill(filler_BL1, -float("inf")).max(-2).values
+    return largest_BD.masked_fill(filler_BL1.all(-2), 0.0)

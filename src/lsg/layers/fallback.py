@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
-from lsg.layers.samples import SHARED, SampleAxis, SamplePlaces
+from lsg.layers.samples import COUNT, SampleAxis, SamplePlaces
 from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
@@ -61,7 +61,8 @@ def _each_sample(
         site.caller = _MethodCall(module, site.plain)
     caller, size = site.caller, site.size
     leaves, structure = pytree.tree_flatten((args, list(kwargs.values())))
-    axes = [places.input(i) if isinstance(leaf, Tensor) else SHARED for i, leaf in enumerate(leaves)]
+    axes = [places.input(i) for i in range(len(leaves))]
+    leaves = [1 if axis is COUNT else leaf for axis, leaf in zip(axes, leaves, strict=True)]
     shape_of_results: list[Any] = []  # leaves, with _A_TENSOR in a tensor's place, and their structure
 
     def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *parts: Any) -> list[Tensor]:

@@ -21,13 +21,16 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.agreement import Agreement
+from lsg.layers.escapes import Escapes
 from lsg.layers.kept_state import changed_state, put_back
 from lsg.layers.look import ADVICE, Look
+from lsg.layers.loss_check import check_loss
 from lsg.layers.ownership import Recording, different
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
 from lsg.layers.site import Batch, KnownCalls, Site
 from lsg.layers.slot import Slot, recast
+from lsg.losses import Reduction
 
 _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever they are
 _SLOW = 1.0  # seconds from which on the check says what it does
@@ -35,13 +38,29 @@ _OTHER_SEED = 30  # the number of a run with other random numbers
 _RUNS = 16  # about as many forwards of a few records as the check takes
 
 
+class NeedsRule(BaseException):
+    """Modules use trained parameters of others, and need a rule for that. No Exception: only the recorder gives one."""
+
+    def __init__(self, escapes: list[tuple[nn.Module, nn.Parameter]]) -> None:
+        super().__init__()
+        self.escapes = escapes
+
+
 class Check:
     """What is looked at: a model, how it runs (`forward`, its own), its sites that have slots, and the slots."""
 
     def __init__(
-        self, model: nn.Module, forward: Callable[..., Any], sites: Sequence[Site], slots: Sequence[Slot], batch: Batch
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        sites: Sequence[tuple[nn.Module, Site]],
+        slots: Sequence[Slot],
+        batch: Batch,
+        loss_reduction: Reduction = "mean",
     ) -> None:
-        self._model, self._forward, self._sites, self._slots, self._batch = model, forward, sites, slots, batch
+        self._model, self._forward, self._slots, self._batch = model, forward, slots, batch
+        self._modules, self._sites = sites, [site for _, site in sites]
+        self._loss_reduction: Reduction = loss_reduction
         self._devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
         self._told = False
 
@@ -51,7 +70,9 @@ class Check:
         for is_eager, few in self._selections(size, inputs):
             with self._quietly(is_eager):
                 try:
-                    return self._judge(self._look(few), size, known)
+                    look = self._look(few)
+                    self._check_loss(look, size, inputs)
+                    return self._judge(look, size, known)
                 except PrivacyError:
                     raise
                 except Exception as error:  # too few records for it, say
@@ -105,7 +126,10 @@ class Check:
             bits = range((few.count - 1).bit_length())
             runs = [{i for i in range(few.count) if (i >> bit) % 2 == side} for bit in bits for side in (0, 1)]
         base = Recording()
-        kept = self._record(base, few.batch())
+        with Escapes(self._model, self._modules) as escapes:
+            kept = self._record(base, few.batch())
+        if escapes.found:
+            raise NeedsRule(escapes.found)
         for number, changed in enumerate(runs):
             now_kept = self._again(base, number, few.batch(changed))
             self._refuse_kept(kept, now_kept, few)
@@ -180,6 +204,16 @@ class Check:
         return len(first) != len(second) or any(
             a.shape != b.shape or bool(different(a, b).any()) for a, b in zip(first, second, strict=True)
         )
+
+    def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:
+        """One that the model returns must be a mean or a sum over records."""
+        if any(trail.trains and trail.value.dim() == 0 for trail in look.base.output):
+            self._batch.watch = lambda module, site, args, kwargs: site.plain(*args, **kwargs)
+            try:
+                with put_back(self._model):
+                    check_loss(self._model, self._forward, inputs, size, self._loss_reduction)
+            finally:
+                self._batch.watch = None
 
     # -- judgement ---------------------------------------------------------------------------------------------------
     def _judge(self, as_is: Look, size: int, known: dict[Site, KnownCalls]) -> bool:

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from lsg.errors import PrivacyError
 from lsg.layers.ownership import Call, Recording, Trail, locate
 from lsg.layers.records import FewRecords
-from lsg.layers.samples import SHARED, Axis, SampleAxis, SamplePlaces, signature_at
+from lsg.layers.samples import COUNT, SHARED, Axis, SamplePlaces, signature_at
 from lsg.layers.site import KnownCalls, Site
 
 ADVICE = (
@@ -64,17 +62,13 @@ class Look:
             known[call.site].add(signature_at(looks, axes, self.size, size), call.number, places)
 
     def places(self, call: Call) -> SamplePlaces:
-        return SamplePlaces(self._axes_of(call.inputs), self._axes_of(call.outputs))
+        inputs = list(self._axes_of(call.inputs))
+        for i, (leaf, fewer) in enumerate(zip(call.inputs, call.of_fewer, strict=False)):
+            if type(leaf) is int and type(fewer) is int and (leaf, fewer) == (self.size, self._fewer):
+                inputs[i] = COUNT
+        return SamplePlaces(tuple(inputs), self._axes_of(call.outputs))
 
     def _axes_of(self, leaves: list[Any]) -> tuple[Axis, ...]:
         found = (self.axis(leaf) if isinstance(leaf, Trail) else SHARED for leaf in leaves)
         return tuple(SHARED if axis is None else axis for axis in found)
 
-
-def as_each_sample_has_it(value: Tensor, axis: Axis | None, size: int) -> Tensor:
-    """What a rule returns in place of `value`: a result that samples share is one of each of them."""
-    return SHARED.split(value, size) if axis == SHARED else value
-
-
-def has_samples(axis: Axis | None) -> bool:
-    return isinstance(axis, SampleAxis)

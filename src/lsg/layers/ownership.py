@@ -63,6 +63,7 @@ class Call:
     inputs: list[Any]
     kind: str  # of module
     outputs: list[Any] = field(default_factory=list)
+    of_fewer: list[Any] = field(default_factory=list)  # what went in with fewer records
 
 
 class Recording:
@@ -112,6 +113,8 @@ class Recording:
         if position >= len(known) or known[position].site is not site or len(known[position].inputs) != len(leaves):
             self.differs = self.differs or site
             return None
+        if self._run is None:
+            known[position].of_fewer = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._note_all(known[position].inputs, leaves)
         return known[position]
 

@@ -13,13 +13,15 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.agreement import VIEW_REFUSED
 from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
-from lsg.layers.independence import Check
+from lsg.layers.fallback import fallback_forward
+from lsg.layers.independence import Check, NeedsRule
 from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
 from lsg.layers.root import Reaching, RootForward
 from lsg.layers.samples import signature
 from lsg.layers.site import Batch, KnownCalls, Site, install, register_patch, site_of, swap_in, swap_out, uninstall
 from lsg.layers.slot import Slot, recast
+from lsg.losses import Reduction
 from lsg.methods import Method
 from lsg.perf import PerfConfig, padded_size
 from lsg.planning import Plan
@@ -41,9 +43,11 @@ class Recorder:
         perf: PerfConfig,
         largest_batch: int | None = None,
         untrained: Mapping[str, nn.Parameter] | None = None,
+        loss_reduction: Reduction = "mean",
     ) -> None:
         """untrained: parameters that the optimizer has and that are frozen; they have to stay so."""
         self.model, self.method, self.generator = model, method, generator
+        self._loss_reduction = loss_reduction
         device = generator.device.type
         self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
@@ -76,7 +80,7 @@ class Recorder:
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
             self._sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
             install(*self._sites[-1])
-        self._trained_sites = [site for _, site in self._sites]
+        self._trained = list(self._sites)
         if device == "cuda":
             self._sites += _install_faster(model, self.batch)
         graphs = perf.graphs(device)
@@ -187,36 +191,59 @@ class Recorder:
         if kind not in self._finished and self.batch.size is not None and self.batch.size > 1:
             self.check(inputs, kind)
         known = self._known.get(kind)
-        for site in self._trained_sites:
+        for _, site in self._trained:
             site.begin(_NOTHING_KNOWN if known is None else known[site])
         return inputs
 
     def _restart(self) -> None:
         """Calls of layers are numbered from the beginning of each run."""
-        for site in self._trained_sites:
+        for _, site in self._trained:
             site.calls = 0
 
     def check(self, inputs: tuple[Any, Any], kind: Any = None) -> None:
         """Samples stay apart, and the model computes the same with its rules as without; raises where it does not."""
         kind = self._kind(inputs) if kind is None else kind
-        run = self._root.plain if self.fast is None else self.fast.plain
-        check = Check(self.model, run, self._trained_sites, list(self.slots.values()), self.batch)
-        rules = [site.rule for site in self._trained_sites]
-        known = self._known.setdefault(kind, {site: KnownCalls() for site in self._trained_sites})
         if self.batch.channels_last_norms is None:
             self.batch.channels_last_norms = True
-        assert self.batch.size is not None
-        try:
-            finished = check(self.batch.size, inputs, known)
-        except RuntimeError as error:
-            if not self.batch.channels_last_norms or VIEW_REFUSED not in str(error):
-                raise
-            self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
-            finished = check(self.batch.size, inputs, known)
-        if rules != [site.rule for site in self._trained_sites]:  # a subclass was seen to need another rule
-            finished = check(self.batch.size, inputs, known)
+        finished, rules = None, None
+        while finished is None or rules != [site.rule for _, site in self._trained]:  # a subclass may change its rule
+            rules = [site.rule for _, site in self._trained]
+            known = self._known.setdefault(kind, {})
+            for _, site in self._trained:
+                known.setdefault(site, KnownCalls())
+            try:
+                finished = self._look(inputs, known)
+            except NeedsRule as needed:
+                for module, parameter in needed.escapes:
+                    self._add_rule(module, parameter)
+            except RuntimeError as error:
+                if not self.batch.channels_last_norms or VIEW_REFUSED not in str(error):
+                    raise
+                self.batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
         if finished:
             self._finished.add(kind)
+
+    def _look(self, inputs: tuple[Any, Any], known: dict[Site, KnownCalls]) -> bool:
+        run = self._root.plain if self.fast is None else self.fast.plain
+        check = Check(self.model, run, self._trained, list(self.slots.values()), self.batch, self._loss_reduction)
+        assert self.batch.size is not None
+        return check(self.batch.size, inputs, known)
+
+    def _add_rule(self, module: nn.Module, parameter: nn.Parameter) -> None:
+        """Let a module that uses a parameter of another one run sample by sample, with that among its own."""
+        slots = [slot for slot in self.slots.values() if slot.parameter is parameter]
+        path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
+        keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
+        site = site_of(module)
+        if module is self.model or (site is not None and site.rule is not fallback_forward):
+            raise PrivacyError(used_outside(slots[0].name))
+        if site is None:
+            name = next(name for name, other in self.model.named_modules() if other is module)
+            site = Site(name, {}, self.batch, fallback_forward, "forward")
+            install(module, site)
+            self._sites.append((module, site))
+            self._trained.append((module, site))
+        site.slots |= dict(zip(keys, slots, strict=True))
 
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
         """What a forward has in common with others that the check need not look at again."""
@@ -327,12 +354,16 @@ def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:
         if parameter.grad is None or (slot is not None and slot.is_released(parameter.grad)):
             return
         parameter.grad = None
-        raise PrivacyError(
-            f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of "
-            "its gradient has no per-sample rule; call the module instead, or freeze the parameter"
-        )
+        raise PrivacyError(used_outside(name))
 
     return hook
+
+
+def used_outside(name: str) -> str:
+    return (
+        f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of "
+        "its gradient has no per-sample rule; call the module instead, or freeze the parameter"
+    )
 
 
 def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:

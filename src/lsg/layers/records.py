@@ -88,13 +88,14 @@ class FewRecords:
 
 
 def _moved(row: Tensor, noise: Tensor) -> Tensor:
-    """By about a tenth; what is not negative stays so."""
+    """Far enough to turn what depends on it; what is not negative stays so."""
     finite = row[row.isfinite()]
     scale = finite.abs().mean() if finite.numel() else row.new_ones(())
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    other = noise.flip(-1) if row.dim() else noise
     if bool((row >= 0).all()):
-        return row * (0.7 + 0.6 * noise) + 0.1 * scale * noise.flip(-1 if row.dim() else ())
-    return row * (0.7 + 0.6 * noise) + 0.2 * scale * (noise.flip(-1 if row.dim() else ()) - 0.5)
+        return row * (0.5 + noise) + 0.2 * scale * other
+    return -2.0 * row * (0.5 + noise) + 0.4 * scale * (other - 0.5)
 
 
 def mapped(change: Callable[[Tensor], Tensor], values: Any) -> Any:

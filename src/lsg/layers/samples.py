@@ -109,8 +109,18 @@ class Whole:
         return y.squeeze(0)
 
 
-Axis = SampleAxis | Shared | Whole
-SHARED, WHOLE = Shared(), Whole()
+@dataclass(frozen=True)
+class Count:
+    """No tensor, but a whole number that says how many samples there are."""
+
+    def split(self, x: Tensor, size: int) -> Tensor:
+        raise AssertionError("a number has no samples")
+
+    join = collect = split  # type: ignore[assignment]
+
+
+Axis = SampleAxis | Shared | Whole | Count
+SHARED, WHOLE, COUNT = Shared(), Whole(), Count()
 
 
 @dataclass(frozen=True)

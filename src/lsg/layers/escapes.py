@@ -1,0 +1,62 @@
+"""Weights that a module uses past the layer that they belong to (`F.linear(x, self.table.weight)`): who does it.
+
+Such a module has to run sample by sample, with its layer's weight as one of its own parameters.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from lsg.layers.site import Site
+
+
+class Escapes(TorchFunctionMode):
+    """Notes, for a forward that runs inside, the modules that use trained parameters of other modules."""
+
+    def __init__(self, model: nn.Module, sites: Iterable[tuple[nn.Module, Site]]) -> None:
+        super().__init__()
+        self.found: list[tuple[nn.Module, nn.Parameter]] = []
+        self._modules = {id(module) for module in model.modules()}
+        self._users: dict[int, set[int]] = {}  # parameter -> modules that have a rule for it
+        for module, site in sites:
+            for slot in site.slots.values():
+                self._users.setdefault(id(slot.parameter), set()).add(id(module))
+        self._running: list[nn.Module] = [model]
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "Escapes":
+        self._hooks.enter_context(register_module_forward_pre_hook(self._begin))
+        self._hooks.enter_context(register_module_forward_hook(self._end, always_call=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        if id(module) in self._modules:
+            self._running.append(module)
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._running and self._running[-1] is module:
+            self._running.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            for value in pytree.tree_leaves((args, kwargs)):
+                users = self._users.get(id(value)) if isinstance(value, nn.Parameter) else None
+                if users is not None and _has_gradient(out) and not any(id(m) in users for m in self._running):
+                    self.found.append((self._running[-1], value))
+        return out
+
+
+def _has_gradient(out: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(out))
