@@ -36,10 +36,9 @@ DIGITS = RunConfig(
     accountant="rdp",
     optimizer="sgd",
     lr=0.2,
-    batch_size=300,
+    batch_size=479,
     epochs=3,
     max_physical_batch_size=128,
-    train_limit=900,
     device="cpu",
 )
 
@@ -140,12 +139,12 @@ def test_metrics_have_one_row_an_epoch(finished: tuple[Path, RunResult]) -> None
 def test_the_privacy_statement_says_what_was_done(finished: tuple[Path, RunResult]) -> None:
     statement = strict(finished[0] / "privacy.json")
     assert statement["epsilon"] == finished[1].epsilon and statement["delta"] == 1e-4
-    assert statement["sample_rate"] == 300 / 900 and statement["steps"] == 9 and statement["records"] == 900
-    assert statement["noise_multiplier"] == 1.0 and statement["expected_batch_size"] == 300
+    assert statement["sample_rate"] == 479 / 1437 and statement["steps"] == 9 and statement["records"] == 1437
+    assert statement["noise_multiplier"] == 1.0 and statement["expected_batch_size"] == 479
     assert statement["neighbouring_relation"] == "add or remove one record"
     assert statement["noise_dimensions"] < statement["trained_parameters"]
     assert statement["versions"]["lsg"] == __version__
-    assert "900 records" in statement["statement"] and "0.0001)-differential privacy" in statement["statement"]
+    assert "1,437 records" in statement["statement"] and "0.0001)-differential privacy" in statement["statement"]
     told = " ".join(statement["caveats"])
     for word in ("other runs", "seed", "not private", "evaluation data", "several rows"):
         assert word in told, word
@@ -244,19 +243,34 @@ def test_a_seed_repeats_a_run_and_another_does_not(texts: RunConfig, tmp_path: P
 
 
 def test_validation_is_held_out_of_training_and_the_same_for_every_seed() -> None:
-    whole = prepare_data(replace(DIGITS, train_limit=0), CPU, Listener())
-    parts = prepare_data(replace(DIGITS, train_limit=800, validation=200), CPU, Listener())
-    again = prepare_data(replace(DIGITS, train_limit=800, validation=200, seed=9), CPU, Listener())
+    whole = prepare_data(DIGITS, CPU, Listener())
+    parts = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2), CPU, Listener())
+    again = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2, seed=9), CPU, Listener())
     assert list(parts.evaluation) == ["validation"]
     held_out, kept = parts.evaluation["validation"], parts.train
-    assert (len(whole.train), len(kept), len(held_out)) == (1437, 800, 200)
+    assert len(whole.train) == 1437
+    assert abs(len(held_out) - 287) < 60 and abs(len(kept) - 690) < 75  # four standard deviations
     for left, right in ((kept, again.train), (held_out, again.evaluation["validation"])):
         assert torch.equal(left.labels, right.labels)
     everything = [tuple(image.flatten().tolist()) for image in whole.train.pixels]  # type: ignore[union-attr]
     chosen = [tuple(i.flatten().tolist()) for part in (kept, held_out) for i in part.pixels]  # type: ignore[union-attr]
     assert set(chosen) <= set(everything)
-    # No record twice, as far as the records themselves differ.
-    assert len(set(chosen)) >= 1000 - (len(everything) - len(set(everything)))
+    assert not {*chosen[: len(kept)]} & {*chosen[len(kept) :]}
+
+
+def test_a_run_begun_with_another_choice_of_records_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(DIGITS, validation=0.2, batch_size=300)
+    divided = prepare._divided
+    with monkeypatch.context() as patched:  # as many records as now, but not chosen by the rule of today
+        patched.setattr(prepare, "_divided", lambda data, config: replace(divided(data, config), used=""))
+        prepare._CACHE.clear()
+        with pytest.raises(CrashError):
+            run(config, tmp_path / "run", listener=CrashAt(step=3), checkpoint_every=1)
+        prepare._CACHE.clear()
+    before = (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes()
+    with pytest.raises(ConfigurationError, match="begun by an lsg that chose its training records in another way"):
+        run(config, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes() == before
 
 
 def test_data_are_encoded_once_for_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,9 +394,9 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 901}, "--batch-size 901 is more than the 900 training records"),
-        ({"delta": 1 / 900}, "--delta 0.00111111 must be below 1/N"),
-        ({"train_limit": 1400, "validation": 100}, "need 1,500 training records, and .* has 1,437"),
+        ({"batch_size": 1438}, "--batch-size 1438 is more than the 1,437 training records"),
+        ({"delta": 1 / 1437}, "--delta 0.000695894 must be below 1/N"),
+        ({"validation": 1e-9}, "its part 'validation' has no records"),
         ({"device": "cuda:99"}, "--device cuda:99 cannot be used"),
         ({"device": "toaster"}, "--device toaster cannot be used"),
         ({"task": "sst3"}, "--task 'sst3' is not known"),

@@ -237,6 +237,11 @@ class _Training:
         if not self.folder.checkpoint.exists():
             return Progress(), []
         extra = load_checkpoint(self.folder.checkpoint, engine=self.engine)
+        if extra.get("used", "") != self.data.used:
+            raise ConfigurationError(
+                f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in another "
+                "way, and cannot go on with these: begin it again in another folder"
+            )
         self.scheduler.load_state_dict(extra["scheduler"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
         return Progress(**extra["progress"]), extra["rows"]
@@ -289,7 +294,12 @@ class _Checkpoints:
         worth = max(_CHECKPOINT_SECONDS, self._cost / _CHECKPOINT_SHARE)
         if not self._every and started - self._last < worth:
             return
-        extra = {"progress": asdict(progress), "rows": self._rows, "scheduler": training.scheduler.state_dict()}
+        extra = {
+            "progress": asdict(progress),
+            "rows": self._rows,
+            "scheduler": training.scheduler.state_dict(),
+            "used": training.data.used,
+        }
         with naming(training.folder.checkpoint):
             training.folder.checkpoint.parent.mkdir(exist_ok=True)
             save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
