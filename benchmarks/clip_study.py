@@ -2,9 +2,9 @@
 
     python benchmarks/clip_study.py OUTPUT.json
 
-For each method, clip and epsilon the learning rate is the best of LRS_BY_CLIP / clip on VALIDATION (a share) of the training
-images, over TUNING_SEEDS; accuracy on the test images is then that of runs with other SEEDS. Settings are those of
-scale `cpu-minutes`. About 25 minutes on two cores.
+For each method, clip and epsilon the learning rate is the best of LRS_BY_CLIP / clip on VALIDATION (a share) of the
+training images, over TUNING_SEEDS; accuracy on the test images is then that of runs with other SEEDS. Settings are
+those of scale `cpu-minutes`. About 25 minutes on two cores.
 """
 
 import json

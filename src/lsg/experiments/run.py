@@ -239,8 +239,8 @@ class _Training:
         extra = load_checkpoint(self.folder.checkpoint, engine=self.engine)
         if extra.get("used", "") != self.data.used:
             raise ConfigurationError(
-                f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in another "
-                "way, and cannot go on with these: begin it again in another folder"
+                f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
+                "another way, and cannot go on with these: begin it again in another folder"
             )
         self.scheduler.load_state_dict(extra["scheduler"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")

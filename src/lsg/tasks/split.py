@@ -32,8 +32,8 @@ def hold_out(records: Records, label_names: tuple[str, ...], source: str) -> Tas
     evaluation, training = divide(records, HELD_OUT, "held-out")
     if not len(evaluation) or not len(training):
         raise ConfigurationError(
-            f"{source}: {len(records):,} records, too few: {len(evaluation):,} of them fall into the tenth that is held "
-            "out for evaluation. Give training and evaluation data as two parts"
+            f"{source}: {len(records):,} records, too few: {len(evaluation):,} of them fall into the tenth that is "
+            "held out for evaluation. Give training and evaluation data as two parts"
         )
     used = f"all but about {100 * HELD_OUT:g} % of the data, held out for evaluation, {HOW}"
     return TaskData(training, {"held-out": evaluation}, label_names, source, used)
