@@ -5,8 +5,8 @@
 Tuning holds out VALIDATION (a share) of the training set and trains TUNING_EPOCHS epochs of TUNING (a share) of the
 others with the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. The FINALISTS
 best train FINAL_EPOCHS epochs (too large a rate does well at first), and the best of those is taken. It leaves
-OUTPUT/tuning and OUTPUT/tuned.json; the cells go to OUTPUT/cells, most wanted first. Start it again to go on; methods that
-tuned.json names are not tuned again.
+OUTPUT/tuning and OUTPUT/tuned.json; the cells go to OUTPUT/cells, most wanted first. Start it again to go on; methods
+that tuned.json names are not tuned again.
 """
 
 import json

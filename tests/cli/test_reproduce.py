@@ -108,6 +108,7 @@ def test_results_of_other_settings_are_not_reused(tmp_path: Path, fake: FakeRun)
     [
         (["table3"], "study 'table3' is unknown; choose from figure-weights"),
         (["table1", "--model", "small-cnn"], "--model 'small-cnn' must be TASK=VALUE"),
+        (["table1", "--model", "image=a", "--model", "image=b"], "--model 'image=b': image is given twice"),
         (["table1", "--data", "sst2=/x"], "--data sst2=/x: scale 'cpu-minutes' has digits, image"),
     ],
 )

@@ -107,7 +107,7 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
                 )
         mean, deviation = NORMALISATION.get(config.task, PLAIN_NORMALISATION)
         train, *rest = (encode_images(_images(part), mean, deviation, device) for part in parts.values())
-        evaluation = dict(zip(data.evaluation, rest, strict=True))
+        evaluation: dict[str, Encoded] = dict(zip(data.evaluation, rest, strict=True))
         return Prepared(train, evaluation, data.label_names, data.source, data.used, None, shape)
     tokenizer = load_tokenizer(config.model)
     if config.max_length > tokenizer.model_max_length:

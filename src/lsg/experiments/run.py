@@ -27,7 +27,7 @@ from lsg.experiments.privacy_statement import Spent, privacy_statement
 from lsg.experiments.schedule import follow
 from lsg.experiments.tensorboard import TensorBoard
 from lsg.explain import explain
-from lsg.files import naming
+from lsg.files import OWNER_ONLY_FOLDER, naming
 from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
@@ -62,7 +62,12 @@ class RunResult:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> "RunResult":
-        return cls(**{**values, "config": RunConfig.from_dict(values["config"], source)})
+        """The inverse of `to_dict`. `source` names the file in errors."""
+        try:
+            known = {key: value for key, value in values.items() if key != "secret"}
+            return cls(**{**known, "config": RunConfig.from_dict(values["config"], source)})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{source} is damaged: it is no result of a run ({error})") from None
 
 
 def run(
@@ -77,12 +82,17 @@ def run(
 
     checkpoint_every: write a checkpoint after so many steps too. 0: after epochs alone, when it is worth it.
     """
-    listener, folder = listener or Listener(), RunFolder(output)
-    folder.check(config, resume=resume)
+    folder = RunFolder(output)
+    with folder.held(config, resume=resume):
+        return _run(config, folder, listener or Listener(), checkpoint_every)
+
+
+def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_every: int) -> RunResult:
     finished = folder.result()
     if finished is not None:
+        result = RunResult.from_dict(finished, str(folder.path / "result.json"))
         folder.drop_checkpoint()
-        return RunResult.from_dict(finished, str(output / "result.json"))
+        return result
     device = choose_device(config.device)
     data = prepare_data(config, device, listener)
     _check_against_data(config, data)
@@ -227,8 +237,8 @@ class _Training:
         )
         self.engine.detach()
         self.folder.write_model(self._save_model)
-        self.folder.write_json("privacy.json", privacy)
-        self.folder.write_json("result.json", result.to_dict())
+        self.folder.write_privacy(privacy)
+        self.folder.write_result(result.to_dict())
         self.folder.drop_checkpoint()
         return result
 
@@ -301,7 +311,7 @@ class _Checkpoints:
             "used": training.data.used,
         }
         with naming(training.folder.checkpoint):
-            training.folder.checkpoint.parent.mkdir(exist_ok=True)
+            training.folder.checkpoint.parent.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
             save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
         self._last = time.perf_counter()
         self._cost = self._last - started

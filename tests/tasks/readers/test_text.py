@@ -139,6 +139,8 @@ def test_evaluation_data_needs_the_same_columns_and_labels(tmp_path):
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b"\n', ", line 2: not valid JSON"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n\n{"text": "b", "label": 1}\n', ", line 2: not valid JSON"),
         ("a.jsonl", b"[1, 2]\n", ", line 1: not a JSON object"),
+        ("a.jsonl", b'{"text": "a", "label": 0, "text": "b"}\n', ", line 1: not valid JSON ('text' is given twice)"),
+        ("a.jsonl", b'{"text": "a", "label": 0, "x": [{"y": 1, "y": 2}]}\n', "('y' is given twice)"),
         ("a.jsonl", b'{"text": "a \\ud83d", "label": 0}\n', ", line 1: 'text' holds half a character"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', ", line 2: no 'label'; it has 'text'"),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": 7, "label": 1}\n', ", line 2: 'text' is 7, not a text"),
@@ -168,6 +170,12 @@ def test_parquet_rows_are_named(tmp_path):
     assert str(path) in refusal("text", path)
     path.write_bytes(path.read_bytes()[:-20])
     assert str(path) in refusal("text", path)
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path):
+    columns = [pyarrow.array(["a", "b"]), pyarrow.array([0, 1]), pyarrow.array(["c", "d"])]
+    parquet.write_table(pyarrow.table(columns, names=["text", "label", "text"]), tmp_path / "a.parquet")
+    assert refusal("text", tmp_path / "a.parquet").endswith("a.parquet: two columns are named 'text'")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
