@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from lsg.experiments.config_file import read_settings
 from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.prepare import prepare_data
-from lsg.experiments.privacy_statement import Spent, privacy_statement
+from lsg.experiments.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.experiments.run import RunResult, run
 from lsg.files import create_secret, whole
 from lsg.tasks.models import load_trained_image_model
@@ -151,6 +152,32 @@ def test_the_privacy_statement_says_what_was_done(finished: tuple[Path, RunResul
     for word in ("other runs", "seed", "not private", "evaluation data", "several rows"):
         assert word in told, word
     assert "seed" not in statement  # it would undo the noise, and the statement is made to be released
+
+
+def test_the_privacy_statement_lists_what_counts_as_public(
+    finished: tuple[Path, RunResult], texts: RunConfig, tmp_path: Path
+) -> None:
+    images = " ".join(strict(finished[0] / "privacy.json")["public_by_assumption"])
+    for fact in ("1,437", "classes, 10,", "8 x 8 in 1 channels", "weights that training began with"):
+        assert fact in images, fact
+    run(replace(texts, epochs=1, validation=0.3, batch_size=12), tmp_path / "run")
+    statement = strict(tmp_path / "run" / "privacy.json")
+    told = " ".join(statement["public_by_assumption"])
+    for fact in ("classes, 2,", "one text", "lengths of the texts", "vocabulary"):
+        assert fact in told, fact
+    assert "30 %, held out for validation, chosen by a hash of each record" in statement["trained_part"]
+    assert statement["trained_part"] in statement["statement"] and "number of records" in statement["statement"]
+
+
+def test_what_is_released_names_no_path_person_or_machine(texts: RunConfig, tmp_path: Path) -> None:
+    result = run(replace(texts, epochs=1), tmp_path / "run")
+    released = [tmp_path / "run" / "privacy.json", *(tmp_path / "run" / "model").iterdir()]
+    folder = Path(texts.model).parent
+    for path in released:
+        content = path.read_bytes()
+        for secret in (str(folder), folder.name, str(tmp_path), str(Path.home()) + "/", socket.gethostname()):
+            assert secret.encode() not in content, f"{path.name} names {secret}"
+    assert result.privacy["model"] == result.privacy["data"] == "local, not named here"
 
 
 def test_the_model_comes_back_with_the_score_it_had(finished: tuple[Path, RunResult]) -> None:
@@ -644,10 +671,9 @@ def test_a_huge_epsilon_has_a_statement() -> None:
         noise_dimensions=10,
         trained_parameters=10,
     )
-    assert (
-        "e^4986"
-        in privacy_statement(replace(DIGITS, epsilon=None, noise_multiplier=0.1), spent, "data", {})["statement"]
-    )
+    facts = DataFacts(data="data", model="model", used="", classes=2)
+    config = replace(DIGITS, epsilon=None, noise_multiplier=0.1)
+    assert "e^4986" in privacy_statement(config, spent, facts, {})["statement"]
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------

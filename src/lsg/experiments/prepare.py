@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from lsg.tasks.models import (
     load_tokenizer,
     select_trained,
 )
+from lsg.tasks.padding import check_padding
+from lsg.tasks.readers.files import local_path
 from lsg.tasks.split import HOW, divide
 
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
@@ -29,6 +32,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "fashion-mnist": ((0.2860,), (0.3530,)),
 }
 PLAIN_NORMALISATION = ((0.5,), (0.5,))
+LOCAL = "local, not named here"
 _NAMED = 10  # labels in the line about the data
 _KEPT = 2  # data sets, encoded, for the next run of this process
 _CACHE: dict[tuple[Any, ...], "Prepared"] = {}
@@ -36,15 +40,22 @@ _CACHE: dict[tuple[Any, ...], "Prepared"] = {}
 
 @dataclass(frozen=True)
 class Prepared:
-    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images."""
+    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record.
+
+    data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
+    tells of the people, machines and projects behind it.
+    """
 
     train: Encoded
     evaluation: dict[str, Encoded]
     label_names: tuple[str, ...]
     source: str
     used: str
-    tokenizer: Any | None
-    shape: ImageShape | None
+    data_name: str
+    model_name: str
+    tokenizer: Any | None = None
+    shape: ImageShape | None = None
+    pairs: bool = False
 
 
 def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> Prepared:
@@ -93,6 +104,14 @@ def _divided(data: TaskData, config: RunConfig) -> TaskData:
 
 def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: Listener) -> Prepared:
     parts = {"train": data.train, **data.evaluation}
+    is_local = config.data is not None and local_path(config.data) is not None
+    common: dict[str, Any] = {
+        "label_names": data.label_names,
+        "source": data.source,
+        "used": data.used,
+        "data_name": LOCAL if is_local else data.source,
+        "model_name": LOCAL if Path(config.model).exists() else config.model,
+    }
     for name, part in parts.items():
         if not len(part):
             raise ConfigurationError(f"{data.source}: its part '{name}' has no records")
@@ -108,7 +127,7 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
         mean, deviation = NORMALISATION.get(config.task, PLAIN_NORMALISATION)
         train, *rest = (encode_images(_images(part), mean, deviation, device) for part in parts.values())
         evaluation: dict[str, Encoded] = dict(zip(data.evaluation, rest, strict=True))
-        return Prepared(train, evaluation, data.label_names, data.source, data.used, None, shape)
+        return Prepared(train, evaluation, shape=shape, **common)
     tokenizer = load_tokenizer(config.model)
     if config.max_length > tokenizer.model_max_length:
         raise ConfigurationError(
@@ -123,7 +142,7 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
     for name, part in parts.items():
         report = partial(listener.tokenized, name, total=len(part))
         encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
-    return Prepared(encoded.pop("train"), {**encoded}, data.label_names, data.source, data.used, tokenizer, None)
+    return Prepared(encoded.pop("train"), {**encoded}, tokenizer=tokenizer, pairs=pairs, **common)
 
 
 def _images(part: Records) -> Images:
@@ -147,14 +166,16 @@ def prepare_model(config: RunConfig, data: Prepared, device: torch.device, liste
         model, new = load_text_model(config.model, data.label_names)
         if new:
             listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = data.tokenizer.pad_token_id
+        # Decoders find the last token of a text by this number: with another one they would take a padding.
+        model.config.pad_token_id = data.tokenizer.pad_token_id
         _check_positions(model, config, data)
         rows = model.get_input_embeddings().num_embeddings
         if len(data.tokenizer) > rows:
             raise ConfigurationError(
                 f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
             )
+        assert isinstance(data.train, EncodedTexts)
+        check_padding(model, data.tokenizer, data.train.ids.shape[1], config.model)
     select_trained(model, config.trainable)
     model.to(device)
     if data.shape is not None and device.type == "cuda":

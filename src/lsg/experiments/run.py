@@ -23,7 +23,7 @@ from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.precision import choose_device, choose_precision, matmul_precision
 from lsg.experiments.prepare import Prepared, make_optimizer, prepare_data, prepare_model
-from lsg.experiments.privacy_statement import Spent, privacy_statement
+from lsg.experiments.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.experiments.schedule import follow
 from lsg.experiments.tensorboard import TensorBoard
 from lsg.explain import explain
@@ -221,7 +221,7 @@ class _Training:
             noise_dimensions=self.noise_dimensions,
             trained_parameters=self.trained_parameters,
         )
-        privacy = privacy_statement(self.config, spent, self.data.source, origin["versions"])
+        privacy = privacy_statement(self.config, spent, self._facts(), origin["versions"])
         result = RunResult(
             config=self.config,
             score=rows[-1]["score"],
@@ -241,6 +241,17 @@ class _Training:
         self.folder.write_result(result.to_dict())
         self.folder.drop_checkpoint()
         return result
+
+    def _facts(self) -> DataFacts:
+        data, shape = self.data, self.data.shape
+        return DataFacts(
+            data=data.data_name,
+            model=data.model_name,
+            used=data.used,
+            classes=len(data.label_names),
+            image_size=None if shape is None else (shape.channels, shape.height, shape.width),
+            pairs=data.pairs,
+        )
 
     def _restore(self) -> tuple[Progress, list[dict[str, Any]]]:
         """Where the checkpoint stands, or the very start without one."""

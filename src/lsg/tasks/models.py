@@ -209,6 +209,7 @@ def load_trained_image_model(folder: Path) -> nn.Module:
 def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """As transformers' `from_pretrained` reads it."""
     with quiet_transformers():
+        model.config.name_or_path = ""  # some versions of transformers write down where a model was read from
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
