@@ -75,8 +75,10 @@ REFUSED: dict[str, Any] = {
     "fnet": lambda: transformers.FNetModel(  # mixes all positions, and has no mask
         transformers.FNetConfig(hidden_size=16, num_hidden_layers=2, intermediate_size=32, pad_token_id=0, **SIZES)
     ),
-    "convbert": lambda: transformers.ConvBertModel(  # convolves over the padding
-        transformers.ConvBertConfig(embedding_size=16, head_ratio=1, conv_kernel_size=3, **SIZES, **ENCODER)
+    "convbert": lambda: transformers.ConvBertModel(  # convolves over the padding; weights as large as trained ones
+        transformers.ConvBertConfig(
+            embedding_size=16, head_ratio=1, initializer_range=0.5, conv_kernel_size=3, **SIZES, **ENCODER
+        )
     ),
 }
 
