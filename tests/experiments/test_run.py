@@ -175,6 +175,8 @@ def test_what_is_released_names_no_path_person_or_machine(texts: RunConfig, tmp_
     folder = Path(texts.model).parent
     for path in released:
         content = path.read_bytes()
+        if path.suffix == ".safetensors":  # all but the numbers
+            content = content[8 : 8 + int.from_bytes(content[:8], "little")]
         for secret in (str(folder), folder.name, str(tmp_path), str(Path.home()) + "/", socket.gethostname()):
             assert secret.encode() not in content, f"{path.name} names {secret}"
     assert result.privacy["model"] == result.privacy["data"] == "local, not named here"
