@@ -2,9 +2,9 @@
 
     python benchmarks/clip_study.py OUTPUT.json
 
-For each method, clip and epsilon the learning rate is the best of LRS_BY_CLIP / clip on VALIDATION training images,
-over TUNING_SEEDS; accuracy on the test images is then that of runs with other SEEDS. Settings are those of scale
-`cpu-minutes`. About 25 minutes on two cores.
+For each method, clip and epsilon the learning rate is the best of LRS_BY_CLIP / clip on VALIDATION (a share) of the
+training images, over TUNING_SEEDS; accuracy on the test images is then that of runs with other SEEDS. Settings are
+those of scale `cpu-minutes`. About 25 minutes on two cores.
 """
 
 import json
@@ -26,7 +26,7 @@ from lsg.provenance import provenance
 
 METHODS = {"rgp": {}, "lsg": {}, "lsg-random": {"importance": "random"}}
 CLIPS, EPSILONS, LRS_BY_CLIP = (0.1, 1.0, 10.0), (0.8, 3.3), (0.1, 0.2, 0.4, 0.8)
-VALIDATION, TUNING_SEEDS, SEEDS = 300, range(100, 104), range(10)
+VALIDATION, TUNING_SEEDS, SEEDS = 0.2, range(100, 104), range(10)
 
 
 def configured(method: str, epsilon: float, clip: float) -> RunConfig:

@@ -35,7 +35,7 @@ class Lease:
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
         """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""
         folder = self.store / name
-        file, samples = folder / "result.json", config.epochs * (config.train_limit or self._records)
+        file, samples = folder / "result.json", config.epochs * (config.train_limit or 1) * self._records
         if file.exists():
             earlier = runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
             if earlier.config == config:

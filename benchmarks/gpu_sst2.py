@@ -2,11 +2,11 @@
 
     python benchmarks/gpu_sst2.py MODEL SST2 OUTPUT SECONDS
 
-Tuning holds out VALIDATION records of the training set and trains TUNING_EPOCHS epochs of TUNING_RECORDS others with
-the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. The FINALISTS best train
-FINAL_EPOCHS epochs (too large a rate does well at first), and the best of those is taken. It leaves OUTPUT/tuning and
-OUTPUT/tuned.json; the cells go to OUTPUT/cells, most wanted first. Start it again to go on; methods that tuned.json
-names are not tuned again.
+Tuning holds out VALIDATION (a share) of the training set and trains TUNING_EPOCHS epochs of TUNING (a share) of the
+others with the noise of the whole run at epsilon 3.3, for each method with every learning rate and clip. The FINALISTS
+best train FINAL_EPOCHS epochs (too large a rate does well at first), and the best of those is taken. It leaves
+OUTPUT/tuning and OUTPUT/tuned.json; the cells go to OUTPUT/cells, most wanted first. Start it again to go on; methods
+that tuned.json names are not tuned again.
 """
 
 import json
@@ -24,14 +24,14 @@ from lsg.experiments.store import cell_name
 
 LRS, CLIPS = (3e-4, 1e-3, 3e-3), (0.1, 1.0)
 NON_PRIVATE_LRS = (2e-5, 5e-5, 1e-4)
-VALIDATION, TUNING_RECORDS, RECORDS = 5000, 20_000, 67_349
+VALIDATION, TUNING, RECORDS = 0.075, 0.32, 67_349
 TUNING_EPOCHS, FINALISTS, FINAL_EPOCHS = 5, 3, 10
 
 
 def tune(lease: Lease, config: RunConfig, noise_multiplier: float) -> dict[str, Any] | None:
     """-> the fields to take for the configuration's method; None where time ran out."""
     noise = None if config.method == "non-private" else noise_multiplier
-    plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION, "train_limit": TUNING_RECORDS}
+    plan = {"epsilon": None, "noise_multiplier": noise, "validation": VALIDATION, "train_limit": TUNING}
 
     def ranked(choices: list[dict[str, Any]], epochs: int) -> list[dict[str, Any]]:
         """Best first; nothing where time ran out."""

@@ -67,6 +67,15 @@ def test_a_step_is_on_disk_before_its_noise_is_drawn(tmp_path: Path, monkeypatch
         run(tmp_path).finish()
 
 
+def test_ledgers_and_checkpoints_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run(tmp_path).finish().save(tmp_path / "run.safetensors")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in sorted(tmp_path.iterdir())] == [0o600, 0o600]
+
+
 @pytest.mark.parametrize("poisson", [True, False])
 def test_lost_steps_are_repeated_and_not_counted_twice(poisson: bool, tmp_path: Path) -> None:
     whole_folder, folder = tmp_path / "whole", tmp_path / "crashed"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
-from lsg.ledger import sync_folder
+from lsg.files import create_secret, sync_folder
 
 VERSION = 2
 _KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON
@@ -47,6 +47,7 @@ def save_checkpoint(
     content = json.dumps({"version": VERSION, "state": _Writer(tensors).encode(state, "")})
     aside = path.with_name(path.name + ".tmp")
     try:
+        create_secret(aside)
         save_file(tensors, aside, {_KEY: f"{_NO_DIGEST.decode()} {content}"})
         with open(aside, "r+b") as file:
             assert file.read(_PLACE + len(_NO_DIGEST))[8:] == _START + _NO_DIGEST

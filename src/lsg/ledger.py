@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lsg.accounting import Phase
 from lsg.errors import ConfigurationError, PrivacyError
+from lsg.files import OWNER_ONLY, sync_folder
 
 FRESH = "fresh"  # the stream of noise that nobody can draw a second time
 BEGINNING = "0" * 64  # the chain before the first line
@@ -148,7 +149,7 @@ class Ledger:
     def _open(self, record: Record) -> None:
         """Ready to append: what a crash left of a line is cut off."""
         self.close()
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
         os.ftruncate(self._file, record.size)
         os.fsync(self._file)
         sync_folder(self.path.parent)
@@ -205,13 +206,3 @@ def seal(total: Tensor | None, noise_state: Tensor | None) -> str:
         return ""
     known = "" if total is None else fingerprint([total])
     return hmac.new(noise_state.cpu().numpy().tobytes(), known.encode(), "sha256").hexdigest()[:16]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder survive a power failure (where folders can be opened: not on Windows)."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
@@ -18,11 +19,12 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert "2 runs, 1 of them incomplete" in result.output
     assert output.read_text().startswith("<!DOCTYPE html>") and "<h1>Two runs</h1>" in output.read_text()
     assert list(output.parent.iterdir()) == [output]
+    assert output.stat().st_mode & 0o777 == 0o600  # it holds losses and seeds
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "report.html"
-    (tmp_path / "report.html.partial").symlink_to("/dev/full")
+    monkeypatch.setattr("lsg.files.create_secret", lambda path: path.symlink_to("/dev/full"))
     result = CliRunner().invoke(app, ["report", str(write_run(tmp_path / "run")), "--output", str(output)])
     assert result.exit_code == 1 and result.stderr == f"Error: cannot write {output} (No space left on device)\n"
     assert not output.exists() and not list(tmp_path.glob("*.partial"))

@@ -108,6 +108,7 @@ def test_results_of_other_settings_are_not_reused(tmp_path: Path, fake: FakeRun)
     [
         (["table3"], "study 'table3' is unknown; choose from figure-weights"),
         (["table1", "--model", "small-cnn"], "--model 'small-cnn' must be TASK=VALUE"),
+        (["table1", "--model", "image=a", "--model", "image=b"], "--model 'image=b': image is given twice"),
         (["table1", "--data", "sst2=/x"], "--data sst2=/x: scale 'cpu-minutes' has digits, image"),
     ],
 )
@@ -136,3 +137,13 @@ def test_a_full_disk_leaves_no_half_of_a_file(tmp_path: Path, fake: FakeRun, nam
     assert answer.stderr.count("\n") == 1
     assert answer.stderr.endswith(f"cannot write {tmp_path / name} (No space left on device)\n")
     assert not (tmp_path / name).exists() and not list(tmp_path.glob("*.partial"))
+
+
+def test_the_index_names_no_path(tmp_path: Path, fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["lsg", "reproduce", "--data", "text=/home/jane/x", "--output", str(tmp_path), "~/y"]
+    )
+    assert lsg(tmp_path, "table2", "--only", "digits-lsg-*").exit_code == 0
+    index = (tmp_path / "README.md").read_text()
+    assert "lsg reproduce --data text=PATH --output PATH" in index
+    assert "jane" not in index and str(tmp_path) not in index and "~" not in index

@@ -30,13 +30,13 @@ class FakeRun:
 
     def __call__(self, config: RunConfig, output: Path, *, resume: bool = False, listener: Any = None) -> None:
         self.calls.append((cell_name(config), resume))
-        if output.exists() and not resume:
+        if output.exists() and any(output.iterdir()) and not resume:
             raise AssertionError(f"{output} is not empty")
         output.mkdir(parents=True, exist_ok=True)
         (output / "config.toml").write_text("")
         (output / "checkpoint").mkdir(exist_ok=True)
         self.before_result(config, output)
-        (output / "model").mkdir()
+        (output / "model").mkdir(exist_ok=True)
         (output / "checkpoint").rmdir()
         result = {
             "config": config.to_dict(),

@@ -37,7 +37,7 @@ def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path: Path, checkpointed:
 
     again = FakeRun()
     assert run_cells(pending(CELLS, store), store, again) == []
-    assert again.calls == [(cell_name(CELLS[2]), checkpointed), (cell_name(CELLS[3]), False)]
+    assert again.calls == [(cell_name(CELLS[2]), True), (cell_name(CELLS[3]), False)]
     assert pending(CELLS, store) == []
 
 

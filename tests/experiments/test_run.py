@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +24,9 @@ from lsg.experiments.config_file import read_settings
 from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.prepare import prepare_data
-from lsg.experiments.privacy_statement import Spent, privacy_statement
+from lsg.experiments.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.experiments.run import RunResult, run
+from lsg.files import create_secret, whole
 from lsg.tasks.models import load_trained_image_model
 from tests.tasks.tiny import glue_sst2, tiny_bert
 
@@ -36,10 +39,9 @@ DIGITS = RunConfig(
     accountant="rdp",
     optimizer="sgd",
     lr=0.2,
-    batch_size=300,
+    batch_size=479,
     epochs=3,
     max_physical_batch_size=128,
-    train_limit=900,
     device="cpu",
 )
 
@@ -118,7 +120,7 @@ def test_the_folder_holds_what_was_promised(finished: tuple[Path, RunResult]) ->
     ]
     assert RunConfig.from_dict(read_settings(folder / "config.toml"), "") == DIGITS
     stored = strict(folder / "result.json")
-    assert stored == json.loads(json.dumps(result.to_dict()))
+    assert "seed" in stored.pop("secret") and stored == json.loads(json.dumps(result.to_dict()))
     assert RunResult.from_dict(stored, "") == result
     assert stored["history"] == rows(folder, times=True) and stored["privacy"] == strict(folder / "privacy.json")
 
@@ -140,16 +142,44 @@ def test_metrics_have_one_row_an_epoch(finished: tuple[Path, RunResult]) -> None
 def test_the_privacy_statement_says_what_was_done(finished: tuple[Path, RunResult]) -> None:
     statement = strict(finished[0] / "privacy.json")
     assert statement["epsilon"] == finished[1].epsilon and statement["delta"] == 1e-4
-    assert statement["sample_rate"] == 300 / 900 and statement["steps"] == 9 and statement["records"] == 900
-    assert statement["noise_multiplier"] == 1.0 and statement["expected_batch_size"] == 300
+    assert statement["sample_rate"] == 479 / 1437 and statement["steps"] == 9 and statement["records"] == 1437
+    assert statement["noise_multiplier"] == 1.0 and statement["expected_batch_size"] == 479
     assert statement["neighbouring_relation"] == "add or remove one record"
     assert statement["noise_dimensions"] < statement["trained_parameters"]
     assert statement["versions"]["lsg"] == __version__
-    assert "900 records" in statement["statement"] and "0.0001)-differential privacy" in statement["statement"]
+    assert "1,437 records" in statement["statement"] and "0.0001)-differential privacy" in statement["statement"]
     told = " ".join(statement["caveats"])
     for word in ("other runs", "seed", "not private", "evaluation data", "several rows"):
         assert word in told, word
     assert "seed" not in statement  # it would undo the noise, and the statement is made to be released
+
+
+def test_the_privacy_statement_lists_what_counts_as_public(
+    finished: tuple[Path, RunResult], texts: RunConfig, tmp_path: Path
+) -> None:
+    images = " ".join(strict(finished[0] / "privacy.json")["public_by_assumption"])
+    for fact in ("1,437", "classes, 10,", "8 x 8 in 1 channels", "weights that training began with"):
+        assert fact in images, fact
+    run(replace(texts, epochs=1, validation=0.3, batch_size=12), tmp_path / "run")
+    statement = strict(tmp_path / "run" / "privacy.json")
+    told = " ".join(statement["public_by_assumption"])
+    for fact in ("classes, 2,", "one text", "lengths of the texts", "vocabulary"):
+        assert fact in told, fact
+    assert "30 %, held out for validation, chosen by a hash of each record" in statement["trained_part"]
+    assert statement["trained_part"] in statement["statement"] and "number of records" in statement["statement"]
+
+
+def test_what_is_released_names_no_path_person_or_machine(texts: RunConfig, tmp_path: Path) -> None:
+    result = run(replace(texts, epochs=1), tmp_path / "run")
+    released = [tmp_path / "run" / "privacy.json", *(tmp_path / "run" / "model").iterdir()]
+    folder = Path(texts.model).parent
+    for path in released:
+        content = path.read_bytes()
+        if path.suffix == ".safetensors":  # all but the numbers
+            content = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        for secret in (str(folder), folder.name, str(tmp_path), str(Path.home()) + "/", socket.gethostname()):
+            assert secret.encode() not in content, f"{path.name} names {secret}"
+    assert result.privacy["model"] == result.privacy["data"] == "local, not named here"
 
 
 def test_the_model_comes_back_with_the_score_it_had(finished: tuple[Path, RunResult]) -> None:
@@ -244,19 +274,34 @@ def test_a_seed_repeats_a_run_and_another_does_not(texts: RunConfig, tmp_path: P
 
 
 def test_validation_is_held_out_of_training_and_the_same_for_every_seed() -> None:
-    whole = prepare_data(replace(DIGITS, train_limit=0), CPU, Listener())
-    parts = prepare_data(replace(DIGITS, train_limit=800, validation=200), CPU, Listener())
-    again = prepare_data(replace(DIGITS, train_limit=800, validation=200, seed=9), CPU, Listener())
+    whole = prepare_data(DIGITS, CPU, Listener())
+    parts = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2), CPU, Listener())
+    again = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2, seed=9), CPU, Listener())
     assert list(parts.evaluation) == ["validation"]
     held_out, kept = parts.evaluation["validation"], parts.train
-    assert (len(whole.train), len(kept), len(held_out)) == (1437, 800, 200)
+    assert len(whole.train) == 1437
+    assert abs(len(held_out) - 287) < 60 and abs(len(kept) - 690) < 75  # four standard deviations
     for left, right in ((kept, again.train), (held_out, again.evaluation["validation"])):
         assert torch.equal(left.labels, right.labels)
     everything = [tuple(image.flatten().tolist()) for image in whole.train.pixels]  # type: ignore[union-attr]
     chosen = [tuple(i.flatten().tolist()) for part in (kept, held_out) for i in part.pixels]  # type: ignore[union-attr]
     assert set(chosen) <= set(everything)
-    # No record twice, as far as the records themselves differ.
-    assert len(set(chosen)) >= 1000 - (len(everything) - len(set(everything)))
+    assert not {*chosen[: len(kept)]} & {*chosen[len(kept) :]}
+
+
+def test_a_run_begun_with_another_choice_of_records_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(DIGITS, validation=0.2, batch_size=300)
+    divided = prepare._divided
+    with monkeypatch.context() as patched:  # as many records as now, but not chosen by the rule of today
+        patched.setattr(prepare, "_divided", lambda data, config: replace(divided(data, config), used=""))
+        prepare._CACHE.clear()
+        with pytest.raises(CrashError):
+            run(config, tmp_path / "run", listener=CrashAt(step=3), checkpoint_every=1)
+        prepare._CACHE.clear()
+    before = (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes()
+    with pytest.raises(ConfigurationError, match="begun by an lsg that chose its training records in another way"):
+        run(config, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes() == before
 
 
 def test_data_are_encoded_once_for_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,9 +425,9 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 901}, "--batch-size 901 is more than the 900 training records"),
-        ({"delta": 1 / 900}, "--delta 0.00111111 must be below 1/N"),
-        ({"train_limit": 1400, "validation": 100}, "need 1,500 training records, and .* has 1,437"),
+        ({"batch_size": 1438}, "--batch-size 1438 is more than the 1,437 training records"),
+        ({"delta": 1 / 1437}, "--delta 0.000695894 must be below 1/N"),
+        ({"validation": 1e-9}, "its part 'validation' has no records"),
         ({"device": "cuda:99"}, "--device cuda:99 cannot be used"),
         ({"device": "toaster"}, "--device toaster cannot be used"),
         ({"task": "sst3"}, "--task 'sst3' is not known"),
@@ -449,21 +494,158 @@ def test_a_model_that_fails_at_its_first_step_is_told_in_one_line_and_leaves_not
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_another_process_began_meanwhile_is_not_mixed_in(tmp_path: Path) -> None:
-    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
-    for folder in (first, second):
-        folder.check(DIGITS, resume=False)
-    first.create(DIGITS)
-    with pytest.raises(ConfigurationError, match="another process has begun a run"):
-        second.create(replace(DIGITS, seed=2))
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_a_damaged_result_is_named(content: str, finished: tuple[Path, RunResult], tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 1}', '{"score": 1, "score": 2}', "deep"])
+def test_a_damaged_result_is_named_and_costs_no_checkpoint(
+    content: str, finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
     shutil.copytree(finished[0], tmp_path / "run")
-    (tmp_path / "run" / "result.json").write_text(content)
+    checkpoint = tmp_path / "run" / "checkpoint" / "state.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"hours of training")
+    (tmp_path / "run" / "result.json").write_text("[" * 100_000 if content == "deep" else content)
     with pytest.raises(ConfigurationError, match=r"result\.json is damaged"):
         run(DIGITS, tmp_path / "run", resume=True)
+    assert checkpoint.read_bytes() == b"hours of training"
+
+
+def test_a_result_without_its_model_costs_no_checkpoint(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
+    shutil.copytree(finished[0], tmp_path / "run")
+    (tmp_path / "run" / "checkpoint").mkdir()
+    shutil.rmtree(tmp_path / "run" / "model")
+    run(DIGITS, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_an_earlier_model_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    def save(text: str) -> Any:
+        def write(target: Path) -> None:
+            target.mkdir()
+            (target / "weights").write_text(text)
+            if text == "half":
+                raise CrashError
+
+        return write
+
+    folder.write_model(save("first"))
+    with pytest.raises(CrashError):
+        folder.write_model(save("half"))
+    assert (tmp_path / "model" / "weights").read_text() == "first"
+    folder.write_model(save("second"))
+    assert (tmp_path / "model" / "weights").read_text() == "second" and len(list(tmp_path.iterdir())) == 1
+
+
+# --- secrets, and one process at a time ------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_secret_files_are_their_owners_from_the_first_byte(tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    for before in (None, 0o644):  # a new file, and one that an older lsg let everybody read
+        if before is not None:
+            target.chmod(before)
+        with whole(target, secret=True) as partial:
+            assert mode(partial) == 0o600 and partial.stat().st_size == 0
+            partial.write_text("x")
+        assert mode(target) == 0o600
+
+
+def test_what_holds_the_seed_or_losses_is_the_owners_alone_and_says_so(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with pytest.raises(CrashError):
+            run(DIGITS, tmp_path / "run", listener=CrashAt(step=2), checkpoint_every=1)
+        modes = {str(p.relative_to(tmp_path)): mode(p) for p in tmp_path.rglob("*")}
+        run(DIGITS, tmp_path / "run", resume=True)
+        modes |= {str(p.relative_to(tmp_path)): mode(p) for p in tmp_path.rglob("*")}
+    finally:
+        os.umask(before)
+    for name in ("config.toml", "metrics.jsonl", "result.json", "checkpoint/state.safetensors"):
+        assert modes[f"run/{name}"] == 0o600, name
+    for name in ("run", "run/checkpoint", "run/tensorboard"):
+        assert modes[name] == 0o700, name
+    assert modes["run/privacy.json"] == 0o666  # as the umask says: it is made to be released
+    assert "SECRET" in (tmp_path / "run" / "config.toml").read_text().splitlines()[0]
+    assert "SECRET" in strict(tmp_path / "run" / "result.json")["secret"]
+
+
+HOLD = """
+import sys, time, torch
+from pathlib import Path
+from lsg.experiments.config import RunConfig
+from lsg.experiments.listener import Listener
+from lsg.experiments.run import run
+class Wait(Listener):
+    def step(self, done):
+        print("training", flush=True)
+        time.sleep(600)
+torch.set_num_threads(1)
+run(RunConfig(**{settings!r}), Path({folder!r}), listener=Wait(), checkpoint_every=1)
+"""
+
+
+def test_a_folder_serves_one_process_at_a_time_and_a_killed_one_lets_go(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    program = HOLD.format(settings=DIGITS.to_dict(), folder=str(folder))
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "training\n"
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(ConfigurationError, match=rf"--output {folder}: process {other.pid} is at work there"):
+            run(DIGITS, folder, resume=True)
+        assert sorted(folder.rglob("*")) == before
+    finally:
+        other.kill()
+        other.communicate()
+    run(DIGITS, folder, resume=True)
+    same(folder, finished[0])
+    assert not (folder / "lock").exists()
+
+
+def test_two_new_runs_in_one_folder_are_refused_before_either_writes(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with (
+        first.held(DIGITS, resume=False),
+        pytest.raises(ConfigurationError, match=rf"process {os.getpid()} is at work there"),
+        second.held(replace(DIGITS, seed=2), resume=False),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []  # the first one wrote nothing, and leaves nothing
+
+
+def test_a_run_that_ended_while_another_waited_for_its_lock_is_not_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, check = RunFolder(tmp_path / "run"), RunFolder.check
+
+    def after_check(self: RunFolder, config: RunConfig, *, resume: bool) -> None:
+        check(self, config, resume=resume)
+        if not (tmp_path / "run").exists():  # another process begins and stops between the first check and the lock
+            monkeypatch.setattr(RunFolder, "check", check)
+            other = RunFolder(tmp_path / "run")
+            with other.held(DIGITS, resume=False):
+                other.create(DIGITS)
+
+    monkeypatch.setattr(RunFolder, "check", after_check)
+    with (
+        pytest.raises(ConfigurationError, match="holds a run already"),
+        folder.held(replace(DIGITS, seed=2), resume=False),
+    ):
+        pass
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
@@ -491,10 +673,9 @@ def test_a_huge_epsilon_has_a_statement() -> None:
         noise_dimensions=10,
         trained_parameters=10,
     )
-    assert (
-        "e^4986"
-        in privacy_statement(replace(DIGITS, epsilon=None, noise_multiplier=0.1), spent, "data", {})["statement"]
-    )
+    facts = DataFacts(data="data", model="model", used="", classes=2)
+    config = replace(DIGITS, epsilon=None, noise_multiplier=0.1)
+    assert "e^4986" in privacy_statement(config, spent, facts, {})["statement"]
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------
@@ -502,20 +683,28 @@ def test_a_huge_epsilon_has_a_statement() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file on a disk that is always full")
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "privacy.json", "result.json"])
-def test_a_full_disk_is_told_in_one_line_and_leaves_no_half_of_a_file(name: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_in_one_line_and_leaves_no_half_of_a_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
-    folder.mkdir()
+
+    def fill(path: Path) -> None:
+        if path.name != f"{name}.partial":
+            create_secret(path)
+        elif name != "metrics.jsonl" or (folder / name).exists():  # metrics without rows are written first
+            path.symlink_to("/dev/full")
 
     class Fill(Listener):
         def started(self, plan: RunPlan) -> None:
-            (folder / f"{name}.partial").symlink_to("/dev/full")
+            if name == "privacy.json":  # it is no secret
+                (folder / f"{name}.partial").symlink_to("/dev/full")
 
-    if name == "config.toml":
-        (folder / f"{name}.partial").symlink_to("/dev/full")
     config = replace(DIGITS, epochs=1)
-    with pytest.raises(OSError, match=rf"cannot write .*{name} \(No space left on device\)"):
-        run(config, folder, listener=Fill())
-    assert name == "metrics.jsonl" or not (folder / name).exists()  # metrics without rows are written first
+    with monkeypatch.context() as patched:
+        patched.setattr("lsg.files.create_secret", fill)
+        with pytest.raises(OSError, match=rf"cannot write .*{name} \(No space left on device\)"):
+            run(config, folder, listener=Fill())
+    assert name == "metrics.jsonl" or not (folder / name).exists()
     assert not (folder / "result.json").exists()
     assert not list(folder.glob("*.partial"))
     assert len(run(config, folder, resume=True).history) == 1  # there is room again

@@ -8,6 +8,8 @@ import pytest
 
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig
+from lsg.experiments.folder import RunFolder
+from lsg.experiments.run import run
 from lsg.experiments.store import Store, cell_name
 from tests.experiments.fake_run import CURVE, FakeRun, score_of
 
@@ -45,19 +47,40 @@ def test_a_result_counts_only_for_the_settings_that_made_it(tmp_path: Path) -> N
 def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.path(LSG).mkdir()
-    for text in ("{", "[]", "{}"):
+    for text in ("{", "[]", "{}", '{"score": 0.5, "score": 0.9}', '{"config": {"lr": 1, "lr": 2}}'):
         (store.path(LSG) / "result.json").write_text(text)
         with pytest.raises(ConfigurationError, match=r"seed0/result\.json: not a result"):
             store.outcome(LSG)
 
 
+def test_a_cell_folder_that_holds_something_else_is_refused_and_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for content in ("notes.txt", "checkpoint/notes.txt"):
+        notes = store.path(LSG) / content
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        notes.write_text("years of work")
+        with pytest.raises(ConfigurationError, match="this folder is not empty and holds no run of lsg train"):
+            store.train(LSG, run)
+        assert notes.read_text() == "years of work"
+
+
+def test_a_cell_begun_with_other_settings_is_refused_and_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    begun = RunFolder(store.path(LSG))
+    with begun.held(LSG, resume=False):
+        begun.create(LSG)
+    with pytest.raises(ConfigurationError, match=r"was begun with --lr 0\.001 \(now 0\.002\)"):
+        store.train(replace(LSG, lr=0.002), run)
+    assert (store.path(LSG) / "config.toml").is_file()
+
+
 def test_a_summary_is_over_the_seeds_that_are_there(tmp_path: Path) -> None:
-    store, run = Store(tmp_path), FakeRun()
+    store, fake = Store(tmp_path), FakeRun()
     assert store.summary(LSG, range(3)) is None
-    store.train(replace(LSG, seed=1), run)
+    store.train(replace(LSG, seed=1), fake)
     one = store.summary(LSG, range(3))
     assert one is not None and (one.seeds, one.std) == (1, None)
-    store.train(LSG, run)
+    store.train(LSG, fake)
     two = store.summary(LSG, range(3))
     scores = [100 * score_of(replace(LSG, seed=seed)) for seed in (0, 1)]
     assert two is not None and two.seeds == 2

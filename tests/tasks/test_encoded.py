@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from lsg import ConfigurationError
 from lsg.loader import known_lengths
 from lsg.tasks.data import Images, Texts
-from lsg.tasks.encoded import EncodedTexts, as_loader, batches_in_order, encode_images, encode_texts
+from lsg.tasks.encoded import as_loader, batches_in_order, encode_images, encode_texts
 from lsg.tasks.models import load_tokenizer
 from tests.tasks.tiny import tiny_bert
 
@@ -71,14 +71,6 @@ def test_evaluation_sees_every_record_once_sorted_by_length(tokenizer: Any) -> N
     assert [batch["labels"].tolist() for batch in batches_in_order(data, 3)] == [[1, 3, 0], [2]]
 
 
-def test_taking_records_keeps_them_whole(tokenizer: Any) -> None:
-    data = encode_texts(texts(), tokenizer, 24, CPU)
-    part = data.take(torch.tensor([2, 0]))
-    assert isinstance(part, EncodedTexts) and len(part) == 2
-    for key, value in part.__getitems__([0, 1]).items():
-        assert torch.equal(value, data.__getitems__([2, 0])[key])
-
-
 def test_progress_is_reported(tokenizer: Any) -> None:
     done: list[int] = []
     encode_texts(texts(), tokenizer, 24, CPU, done.append)
@@ -91,7 +83,6 @@ def test_images_are_normalised_by_the_constants_given() -> None:
     images, labels = data.__getitems__([1, 0, 1])
     assert labels.tolist() == [8, 7, 8] and images.dtype == torch.float32
     assert images[0, :, 0, 0].tolist() == [1.0, 1.5, 1.0] and images[1, :, 0, 0].tolist() == [-1.0, -0.5, 0.0]
-    assert data.take(torch.tensor([1])).__getitems__([0])[1].tolist() == [8]
 
 
 def test_constants_for_another_number_of_channels_are_refused() -> None:

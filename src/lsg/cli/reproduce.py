@@ -104,6 +104,8 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
         key, separator, value = text.partition("=")
         if not (key and separator and value):
             raise ConfigurationError(f"{option} '{text}' must be TASK=VALUE")
+        if key in found:
+            raise ConfigurationError(f"{option} '{text}': {key} is given twice")
         found[key] = value
     return found
 

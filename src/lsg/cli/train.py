@@ -49,8 +49,8 @@ _HELP = {
         "pair_column": "Of the second text of a pair.",
         "label_column": "Of the labels.",
         "max_length": "Tokens of a text; the rest is cut off.",
-        "train_limit": "Use so many training records only, the same for every seed; 0 uses all.",
-        "validation": "Hold out so many training records and score on them: for tuning.",
+        "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
+        "validation": "Hold out about this share of the training records and score on them: for tuning.",
     },
     "Privacy": {
         "epsilon": "The privacy budget. This or --noise-multiplier.",

@@ -26,9 +26,9 @@ class RunConfig:
     trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
         does; "all" trains everything, "head" the classification head alone.
     head_scale: factor on the head's per-sample gradients before clipping (RGP: 0.1 for text).
-    train_limit: use that many training records only, the same ones for every seed. 0 uses all.
-    validation: hold out that many of the training records and score on them, not on the task's evaluation data: for
-        tuning. 0 scores on the evaluation data.
+    train_limit: use about that share of the training records, the same ones for every seed. 0 uses all.
+    validation: hold out about that share of the training records and score on them, not on the task's evaluation data:
+        for tuning. 0 scores on the evaluation data. Both are shares, not numbers: see lsg.tasks.split.
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
@@ -59,8 +59,8 @@ class RunConfig:
     trainable: str = "paper"
     head_scale: float = 1.0
     max_length: int = 128
-    train_limit: int = 0
-    validation: int = 0
+    train_limit: float = 0.0
+    validation: float = 0.0
     seed: int = 0
     max_physical_batch_size: int = 256
     max_physical_tokens: int | None = None
@@ -90,7 +90,13 @@ class RunConfig:
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
-        for name in ("train_limit", "validation", "weight_decay", "momentum"):
+        for name in ("train_limit", "validation"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigurationError(
+                    f"{option(name)} {getattr(self, name):g} must be a share, 0 or more and less than 1: which records "
+                    "make up an exact number would depend on all of them"
+                )
+        for name in ("weight_decay", "momentum"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more, and finite")
         if not 0 <= self.seed < 2**63:

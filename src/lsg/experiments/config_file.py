@@ -34,10 +34,27 @@ def _yaml(path: Path, text: str) -> dict[str, Any]:
         import yaml
     except ImportError:
         raise ConfigurationError(f"--config {path}: YAML needs the package PyYAML; TOML needs none") from None
+
+    class UniqueKeys(yaml.SafeLoader):
+        """PyYAML takes the last of two equal keys without a word; this refuses them, at any depth."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue  # no key of a setting; PyYAML refuses those that cannot be one at all
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    loader = UniqueKeys(text)
     try:
-        settings = yaml.safe_load(text)
+        settings = loader.get_single_data()
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
     if settings is None:
         return {}
     if not isinstance(settings, dict):

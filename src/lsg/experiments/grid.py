@@ -8,6 +8,7 @@ from typing import Any
 from lsg.errors import LsgError
 from lsg.experiments.config import RunConfig
 from lsg.experiments.store import Store, cell_name
+from lsg.files import OWNER_ONLY_FOLDER, write_whole
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def describe(error: Exception) -> str:
 
 def _note(store: Store, cell: RunConfig) -> None:
     try:
-        store.path(cell).mkdir(parents=True, exist_ok=True)
-        (store.path(cell) / "error.txt").write_text(traceback.format_exc())
+        store.path(cell).mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+        write_whole(store.path(cell) / "error.txt", traceback.format_exc(), secret=True)
     except OSError:
         pass  # a full disk, which may be why the cell failed: the reason is still reported

@@ -1,6 +1,7 @@
 """The README of a reproduction's folder: what was run and what not, by which command, and where each file is."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def write_index(
 ) -> Path:
     """Describes the whole folder, with what earlier commands left there. origin: the provenance of this command."""
     lines = [f"# `lsg reproduce` at scale `{scale.name}`", "", f"What it is: {scale.about}.", ""]
-    lines += [f"Last command: `{origin['command']}`, {seeds} seed(s), {origin['time_utc']}.", ""]
+    lines += [f"Last command: `{_without_paths(origin['command'])}`, {seeds} seed(s), {origin['time_utc']}.", ""]
     lines += ["| study | cells complete | files |", "|---|---:|---|"]
     missing: dict[str, None] = {}
     for study in studies:
@@ -50,6 +51,11 @@ def write_index(
     path = folder / "README.md"
     write_whole(path, "\n".join(lines) + "\n")
     return path
+
+
+def _without_paths(command: str) -> str:
+    """Absolute paths hold names of people and machines, and this file is made to be published."""
+    return re.sub(r"(^|[\s='\"])[/~][^\s'\"]*", r"\1PATH", command)
 
 
 def _listed(title: str, items: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """From a configuration to what a run trains: data encoded on a device, a seeded model, an optimizer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from lsg.tasks.models import (
     load_tokenizer,
     select_trained,
 )
+from lsg.tasks.padding import check_padding
+from lsg.tasks.readers.files import local_path
+from lsg.tasks.split import HOW, divide
 
-SPLIT_SEED = 0  # of train_limit and validation: the same records for every seed of a run
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
 # hand, which is private.
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -29,6 +32,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "fashion-mnist": ((0.2860,), (0.3530,)),
 }
 PLAIN_NORMALISATION = ((0.5,), (0.5,))
+LOCAL = "local, not named here"
 _NAMED = 10  # labels in the line about the data
 _KEPT = 2  # data sets, encoded, for the next run of this process
 _CACHE: dict[tuple[Any, ...], "Prepared"] = {}
@@ -36,26 +40,35 @@ _CACHE: dict[tuple[Any, ...], "Prepared"] = {}
 
 @dataclass(frozen=True)
 class Prepared:
-    """Encoded data. tokenizer: of texts; shape: of images."""
+    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record.
+
+    data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
+    tells of the people, machines and projects behind it.
+    """
 
     train: Encoded
     evaluation: dict[str, Encoded]
     label_names: tuple[str, ...]
     source: str
-    tokenizer: Any | None
-    shape: ImageShape | None
+    used: str
+    data_name: str
+    model_name: str
+    tokenizer: Any | None = None
+    shape: ImageShape | None = None
+    pairs: bool = False
 
 
 def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> Prepared:
     """The task's data, with `train_limit` and `validation` applied."""
     columns = (config.text_column, config.pair_column, config.label_column)
-    key = (config.task, config.data, columns, config.model, config.max_length, device)
+    shares = (config.train_limit, config.validation)
+    key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
     if key not in _CACHE:
-        encoded = _encode(config, _read(config), device, listener)
+        encoded = _encode(config, _divided(_read(config), config), device, listener)
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
-    data = _split(_CACHE[key], config)
+    data = _CACHE[key]
     sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
     labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
     listener.note(f"{data.source}: {len(data.train):,} records for training, {sizes}; labels {labels}")
@@ -76,8 +89,29 @@ def _read(config: RunConfig) -> TaskData:
     )
 
 
+def _divided(data: TaskData, config: RunConfig) -> TaskData:
+    """With `validation` held out of the training records, and `train_limit` of the others kept."""
+    train, evaluation, used = data.train, data.evaluation, [data.used] if data.used else []
+    if config.validation:
+        validation, train = divide(train, config.validation, "validation")
+        evaluation = {"validation": validation}
+        used.append(f"all but about {100 * config.validation:g} %, held out for validation, {HOW}")
+    if config.train_limit:
+        train, _ = divide(train, config.train_limit, "train-limit")
+        used.append(f"about {100 * config.train_limit:g} %, {HOW}")
+    return replace(data, train=train, evaluation=evaluation, used="; of those ".join(used))
+
+
 def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: Listener) -> Prepared:
     parts = {"train": data.train, **data.evaluation}
+    is_local = config.data is not None and local_path(config.data) is not None
+    common: dict[str, Any] = {
+        "label_names": data.label_names,
+        "source": data.source,
+        "used": data.used,
+        "data_name": LOCAL if is_local else data.source,
+        "model_name": LOCAL if Path(config.model).exists() else config.model,
+    }
     for name, part in parts.items():
         if not len(part):
             raise ConfigurationError(f"{data.source}: its part '{name}' has no records")
@@ -92,9 +126,8 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
                 )
         mean, deviation = NORMALISATION.get(config.task, PLAIN_NORMALISATION)
         train, *rest = (encode_images(_images(part), mean, deviation, device) for part in parts.values())
-        return Prepared(
-            train, dict(zip(data.evaluation, rest, strict=True)), data.label_names, data.source, None, shape
-        )
+        evaluation: dict[str, Encoded] = dict(zip(data.evaluation, rest, strict=True))
+        return Prepared(train, evaluation, shape=shape, **common)
     tokenizer = load_tokenizer(config.model)
     if config.max_length > tokenizer.model_max_length:
         raise ConfigurationError(
@@ -109,7 +142,7 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
     for name, part in parts.items():
         report = partial(listener.tokenized, name, total=len(part))
         encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
-    return Prepared(encoded.pop("train"), {**encoded}, data.label_names, data.source, tokenizer, None)
+    return Prepared(encoded.pop("train"), {**encoded}, tokenizer=tokenizer, pairs=pairs, **common)
 
 
 def _images(part: Records) -> Images:
@@ -120,22 +153,6 @@ def _images(part: Records) -> Images:
 def _texts(part: Records) -> Texts:
     assert isinstance(part, Texts)
     return part
-
-
-def _split(data: Prepared, config: RunConfig) -> Prepared:
-    records, wanted = len(data.train), config.validation + max(config.train_limit, 1)
-    if wanted > records:
-        raise ConfigurationError(
-            f"--validation {config.validation} and --train-limit {config.train_limit} need {wanted:,} training "
-            f"records, and {data.source} has {records:,}"
-        )
-    if not config.validation and not config.train_limit:
-        return data
-    order = torch.randperm(records, generator=torch.Generator().manual_seed(SPLIT_SEED))
-    held_out, rest = order[: config.validation], order[config.validation :]
-    train = data.train.take((rest[: config.train_limit] if config.train_limit else rest).sort().values)
-    evaluation = {"validation": data.train.take(held_out)} if config.validation else data.evaluation
-    return Prepared(train, evaluation, data.label_names, data.source, data.tokenizer, data.shape)
 
 
 def prepare_model(config: RunConfig, data: Prepared, device: torch.device, listener: Listener) -> nn.Module:
@@ -149,14 +166,16 @@ def prepare_model(config: RunConfig, data: Prepared, device: torch.device, liste
         model, new = load_text_model(config.model, data.label_names)
         if new:
             listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = data.tokenizer.pad_token_id
+        # Decoders find the last token of a text by this number: with another one they would take a padding.
+        model.config.pad_token_id = data.tokenizer.pad_token_id
         _check_positions(model, config, data)
         rows = model.get_input_embeddings().num_embeddings
         if len(data.tokenizer) > rows:
             raise ConfigurationError(
                 f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
             )
+        assert isinstance(data.train, EncodedTexts)
+        check_padding(model, data.tokenizer, data.train.ids.shape[1], config.model)
     select_trained(model, config.trainable)
     model.to(device)
     if data.shape is not None and device.type == "cuda":

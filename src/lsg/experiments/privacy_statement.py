@@ -29,11 +29,26 @@ class Spent:
     trained_parameters: int
 
 
-def privacy_statement(config: RunConfig, spent: Spent, source: str, versions: dict[str, Any]) -> dict[str, Any]:
-    """What goes into privacy.json."""
+@dataclass(frozen=True)
+class DataFacts:
+    """What a release tells of the data and the model. Never a path, and nothing computed from records.
+
+    used: which part of the data was trained on; "" for all. image_size: (channels, height, width); None of texts.
+    """
+
+    data: str
+    model: str
+    used: str
+    classes: int
+    image_size: tuple[int, int, int] | None = None
+    pairs: bool = False
+
+
+def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, versions: dict[str, Any]) -> dict[str, Any]:
+    """What goes into privacy.json. It is made to be published: no seed, no path, no name of a person or machine."""
     private = math.isfinite(spent.epsilon)
     return {
-        "statement": _statement(config, spent) if private else _no_statement(config),
+        "statement": _statement(config, spent, facts) if private else _no_statement(config),
         "epsilon": spent.epsilon if private else None,
         "delta": config.delta if private else None,
         "neighbouring_relation": _NEIGHBOURS,
@@ -50,14 +65,17 @@ def privacy_statement(config: RunConfig, spent: Spent, source: str, versions: di
         "method": str(config.make_method()),
         "noise_dimensions": spent.noise_dimensions,
         "trained_parameters": spent.trained_parameters,
-        "model": config.model,
-        "data": source,
+        "task": config.task,
+        "model": facts.model,
+        "data": facts.data,
+        "trained_part": facts.used or "all of the training data",
+        "public_by_assumption": _public(spent, facts) if private else [],
         "caveats": _caveats(config) if private else [],
         "versions": versions,
     }
 
 
-def _statement(config: RunConfig, spent: Spent) -> str:
+def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
     epsilon = epsilon_text(spent.epsilon)
     times = f"{math.exp(float(epsilon)):.3g} times" if float(epsilon) < math.log(1000) else f"e^{epsilon} times"
     return (
@@ -70,7 +88,9 @@ def _statement(config: RunConfig, spent: Spent) -> str:
         f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
         f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
         f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
-        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant."
+        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
+        + (f"Trained on: {facts.used}. So one record more or less moves no other. " if facts.used else "")
+        + "The number of records, and the rest of public_by_assumption, counts as known to everybody."
     )
 
 
@@ -79,6 +99,30 @@ def _no_statement(config: RunConfig) -> str:
         f"This model has no privacy guarantee: it was trained with --method {config.method} without noise. Treat its "
         "weights as you would treat the training data themselves."
     )
+
+
+def _public(spent: Spent, facts: DataFacts) -> list[str]:
+    """What was read off the data without noise, and is taken to be known to everybody."""
+    public = [
+        f"The number of training records, {spent.records:,}: the rate of sampling, the number of steps and the noise "
+        "follow from it.",
+        f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer and "
+        "stand in its files. A record with a label that no other has would change them.",
+        "The weights that training began with: they must not have been made from these records.",
+    ]
+    if facts.image_size is not None:
+        channels, height, width = facts.image_size
+        public.append(
+            f"The size of the images, {height} x {width} in {channels} channels: the model's shape may follow from it. "
+            "Brightness is normalised by constants, not by the data."
+        )
+        return public
+    return [
+        *public,
+        f"The form of the records: their columns, and {'two texts' if facts.pairs else 'one text'} in each.",
+        "The lengths of the texts in tokens: they decide how records are grouped and padded while computing. Neither "
+        "changes what is computed. The vocabulary comes with the model, not from the data.",
+    ]
 
 
 def _caveats(config: RunConfig) -> list[str]:
@@ -98,7 +142,8 @@ def _caveats(config: RunConfig) -> list[str]:
     ]
     if config.validation:
         caveats.append(
-            f"The score was computed on {config.validation:,} records held out of the training data, without noise. "
+            f"The score was computed on about {100 * config.validation:g} % of the training data, which were held out, "
+            "without noise. "
             "The guarantee does not cover those records."
         )
     else:

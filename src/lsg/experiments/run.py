@@ -23,11 +23,11 @@ from lsg.experiments.folder import RunFolder
 from lsg.experiments.listener import Listener, RunPlan
 from lsg.experiments.precision import choose_device, choose_precision, matmul_precision
 from lsg.experiments.prepare import Prepared, make_optimizer, prepare_data, prepare_model
-from lsg.experiments.privacy_statement import Spent, privacy_statement
+from lsg.experiments.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.experiments.schedule import follow
 from lsg.experiments.tensorboard import TensorBoard
 from lsg.explain import explain
-from lsg.files import naming
+from lsg.files import OWNER_ONLY_FOLDER, naming
 from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
@@ -62,7 +62,12 @@ class RunResult:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> "RunResult":
-        return cls(**{**values, "config": RunConfig.from_dict(values["config"], source)})
+        """The inverse of `to_dict`. `source` names the file in errors."""
+        try:
+            known = {key: value for key, value in values.items() if key != "secret"}
+            return cls(**{**known, "config": RunConfig.from_dict(values["config"], source)})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{source} is damaged: it is no result of a run ({error})") from None
 
 
 def run(
@@ -77,12 +82,17 @@ def run(
 
     checkpoint_every: write a checkpoint after so many steps too. 0: after epochs alone, when it is worth it.
     """
-    listener, folder = listener or Listener(), RunFolder(output)
-    folder.check(config, resume=resume)
+    folder = RunFolder(output)
+    with folder.held(config, resume=resume):
+        return _run(config, folder, listener or Listener(), checkpoint_every)
+
+
+def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_every: int) -> RunResult:
     finished = folder.result()
     if finished is not None:
+        result = RunResult.from_dict(finished, str(folder.path / "result.json"))
         folder.drop_checkpoint()
-        return RunResult.from_dict(finished, str(output / "result.json"))
+        return result
     device = choose_device(config.device)
     data = prepare_data(config, device, listener)
     _check_against_data(config, data)
@@ -211,7 +221,7 @@ class _Training:
             noise_dimensions=self.noise_dimensions,
             trained_parameters=self.trained_parameters,
         )
-        privacy = privacy_statement(self.config, spent, self.data.source, origin["versions"])
+        privacy = privacy_statement(self.config, spent, self._facts(), origin["versions"])
         result = RunResult(
             config=self.config,
             score=rows[-1]["score"],
@@ -227,16 +237,32 @@ class _Training:
         )
         self.engine.detach()
         self.folder.write_model(self._save_model)
-        self.folder.write_json("privacy.json", privacy)
-        self.folder.write_json("result.json", result.to_dict())
+        self.folder.write_privacy(privacy)
+        self.folder.write_result(result.to_dict())
         self.folder.drop_checkpoint()
         return result
+
+    def _facts(self) -> DataFacts:
+        data, shape = self.data, self.data.shape
+        return DataFacts(
+            data=data.data_name,
+            model=data.model_name,
+            used=data.used,
+            classes=len(data.label_names),
+            image_size=None if shape is None else (shape.channels, shape.height, shape.width),
+            pairs=data.pairs,
+        )
 
     def _restore(self) -> tuple[Progress, list[dict[str, Any]]]:
         """Where the checkpoint stands, or the very start without one."""
         if not self.folder.checkpoint.exists():
             return Progress(), []
         extra = load_checkpoint(self.folder.checkpoint, engine=self.engine)
+        if extra.get("used", "") != self.data.used:
+            raise ConfigurationError(
+                f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
+                "another way, and cannot go on with these: begin it again in another folder"
+            )
         self.scheduler.load_state_dict(extra["scheduler"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
         return Progress(**extra["progress"]), extra["rows"]
@@ -289,9 +315,14 @@ class _Checkpoints:
         worth = max(_CHECKPOINT_SECONDS, self._cost / _CHECKPOINT_SHARE)
         if not self._every and started - self._last < worth:
             return
-        extra = {"progress": asdict(progress), "rows": self._rows, "scheduler": training.scheduler.state_dict()}
+        extra = {
+            "progress": asdict(progress),
+            "rows": self._rows,
+            "scheduler": training.scheduler.state_dict(),
+            "used": training.data.used,
+        }
         with naming(training.folder.checkpoint):
-            training.folder.checkpoint.parent.mkdir(exist_ok=True)
+            training.folder.checkpoint.parent.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
             save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
         self._last = time.perf_counter()
         self._cost = self._last - started

@@ -4,7 +4,6 @@ A cell is a RunConfig; its folder's name is readable and stable, and a result co
 that made it. A cell is complete once its `result.json` exists, which a run writes last.
 """
 
-import json
 import math
 import shutil
 import statistics
@@ -15,6 +14,7 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.experiments.config import RunConfig
+from lsg.strict_json import loads
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Store:
         """The result of a complete cell, None for one that is not. A result of other settings is refused."""
         file = self.path(config) / "result.json"
         try:
-            result = json.loads(file.read_text())
+            result = loads(file.read_text(encoding="utf-8"))
             _check_same(file, result["config"], config)
             epsilon = result["epsilon"]
             return Outcome(
@@ -77,18 +77,23 @@ class Store:
             )
         except FileNotFoundError:
             return None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ConfigurationError(f"{file}: not a result of a run ({error!r}); remove its folder") from None
+        except ConfigurationError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{file}: not a result of a run ({error!r}); remove this file to run the cell again"
+            ) from None
 
     def train(self, config: RunConfig, run: Callable[..., Any], **options: Any) -> None:
-        """Run a cell that is not complete: from its checkpoint where it was interrupted, else from the start."""
+        """Run a cell that is not complete: from its checkpoint where it was interrupted, else from the start.
+
+        Of what is there, nothing is removed but the note on an earlier failure. A folder that holds something else
+        than a run of this cell is refused by `run`.
+        """
         path = self.path(config)
-        resume = (path / "checkpoint").is_dir()
-        if path.exists() and not resume:  # killed before its first checkpoint: nothing there is worth keeping
-            shutil.rmtree(path)
         (path / "error.txt").unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        run(config, path, resume=resume, **options)
+        run(config, path, resume=(path / "config.toml").is_file(), **options)
 
     def drop_model(self, config: RunConfig) -> None:
         """Remove a cell's trained weights: a grid is about its numbers, and hundreds of models fill a disk."""

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lsg.files import naming
+from lsg.files import OWNER_ONLY_FOLDER, naming
 
 TAGS = {
     "epsilon": "privacy/epsilon",
@@ -26,7 +26,7 @@ class TensorBoard:
         self._folder = folder
         with naming(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True)  # losses are not private
             self._writer = EventsWriter(str(folder / "events"))
         for row in rows:
             self.write(row)

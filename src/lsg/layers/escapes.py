@@ -17,7 +17,8 @@ from lsg.layers.site import Site
 
 
 class Escapes(TorchFunctionMode):
-    """Notes, for a forward that runs inside, the modules that use trained parameters of other modules."""
+    """Notes, for a forward that runs inside, trained parameters that are used past their own module, and who does it:
+    the innermost module running that contains them."""
 
     def __init__(self, model: nn.Module, sites: Iterable[tuple[nn.Module, Site]]) -> None:
         super().__init__()
@@ -54,9 +55,13 @@ class Escapes(TorchFunctionMode):
             for value in pytree.tree_leaves((args, kwargs)):
                 users = self._users.get(id(value)) if isinstance(value, nn.Parameter) else None
                 if users is not None and _has_gradient(out) and not any(id(m) in users for m in self._running):
-                    self.found.append((self._running[-1], value))
+                    self.found.append((next(m for m in reversed(self._running) if _contains(m, value)), value))
         return out
 
 
 def _has_gradient(out: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(out))
+
+
+def _contains(module: nn.Module, parameter: nn.Parameter) -> bool:
+    return any(p is parameter for p in module.parameters())

@@ -235,12 +235,14 @@ class Recorder:
         path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
         keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
         site = site_of(module)
-        if module is self.model or (site is not None and site.rule is not fallback_forward):
+        if self.fast is not None and module is self.model or (site is not None and site.rule is not fallback_forward):
             raise PrivacyError(used_outside(slots[0].name))
         if site is None:
             name = next(name for name, other in self.model.named_modules() if other is module)
-            site = Site(name, {}, self.batch, fallback_forward, "forward")
+            site = Site(name or type(module).__name__, {}, self.batch, fallback_forward, "forward")
+            self._root.remove()
             install(module, site)
+            self._root = RootForward(self.model, self)
             self._sites.append((module, site))
             self._trained.append((module, site))
         site.slots |= dict(zip(keys, slots, strict=True))
@@ -248,7 +250,7 @@ class Recorder:
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
         """What a forward has in common with others that the check need not look at again."""
         leaves = pytree.tree_leaves(inputs)
-        modes = tuple(module.training for module in self.model.modules())
+        modes = tuple(map(_mode, self.model.modules()))
         return modes, signature(leaves, self.batch.size or 1)
 
     def _refuse_results(self, inputs: tuple[Any, Any]) -> None:
@@ -327,6 +329,12 @@ def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
 
 _zero_grad.__name__ = "zero_grad"
 register_patch(_zero_grad, "_lsg_root")
+
+
+def _mode(module: nn.Module) -> tuple[Any, ...]:
+    """What decides how a module runs beside its inputs: a hook may do anything."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return module.training, *map(tuple, hooks)
 
 
 def _reaches(tensor: Tensor, leaves: set[int]) -> bool:

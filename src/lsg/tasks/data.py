@@ -42,9 +42,11 @@ Records = Texts | Images
 class TaskData:
     """evaluation: name of a part ("dev", "test", "dev_matched", ...) -> its records; a score is the mean over parts.
     source: the path or hub name that it was read from.
+    used: which part of the source is trained on, in words; "" for all of its training data.
     """
 
     train: Records
     evaluation: dict[str, Records]
     label_names: tuple[str, ...]
     source: str
+    used: str = ""

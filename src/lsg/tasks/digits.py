@@ -108,7 +108,7 @@ class Run:
 
 @lru_cache(maxsize=1)
 def digits() -> Digits:
-    """The data, always split in the same way."""
+    """The data, always split in the same way. They never change, so that the training part is a constant list."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -52,11 +52,6 @@ class EncodedTexts:
             batch["token_type_ids"] = self.types[:, :width].index_select(0, rows).long()
         return batch | {"labels": self.labels.index_select(0, rows)}
 
-    def take(self, indices: Tensor) -> "EncodedTexts":
-        rows = indices.to(self.ids.device)
-        types = None if self.types is None else self.types[rows]
-        return EncodedTexts(self.ids[rows], types, self.labels[rows], self.lengths[indices])
-
 
 @dataclass(frozen=True)
 class EncodedImages:
@@ -80,10 +75,6 @@ class EncodedImages:
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         return images, self.labels.index_select(0, rows)
-
-    def take(self, indices: Tensor) -> "EncodedImages":
-        rows = indices.to(self.pixels.device)
-        return EncodedImages(self.pixels[rows], self.labels[rows], self.mean, self.deviation)
 
 
 Encoded = EncodedTexts | EncodedImages

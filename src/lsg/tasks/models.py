@@ -19,6 +19,7 @@ from torch import nn
 from lsg.errors import ConfigurationError
 from lsg.layers.registry import rule_for
 from lsg.models import small_cnn, wrn28
+from lsg.strict_json import loads
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,10 @@ def load_trained_image_model(folder: Path) -> nn.Module:
     """The inverse of `save_image_model`."""
     from safetensors.torch import load_file
 
-    description = json.loads((folder / "model.json").read_text())
+    try:
+        description = loads((folder / "model.json").read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{folder / 'model.json'} is damaged: {error}") from None
     model = load_image_model(description["model"], ImageShape(**description["shape"]))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model
@@ -205,6 +209,7 @@ def load_trained_image_model(folder: Path) -> nn.Module:
 def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """As transformers' `from_pretrained` reads it."""
     with quiet_transformers():
+        model.config.name_or_path = ""  # some versions of transformers write down where a model was read from
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
+from lsg.strict_json import loads
 
 RESULT, METRICS, CONFIG, PRIVACY = "result.json", "metrics.jsonl", "config.toml", "privacy.json"
 _LARGEST = 1e100  # anything beyond is as good as infinite, and its sums would overflow
@@ -148,7 +149,7 @@ def _text(file: Path) -> str:
 
 def _parse(text: str) -> Any:
     """NaN and the infinities, which are not JSON but which a run that diverged may have written, are None."""
-    return json.loads(text, parse_constant=lambda _: None)
+    return loads(text, parse_constant=lambda _: None)
 
 
 def _json(file: Path) -> Any:

@@ -16,7 +16,7 @@ from lsg.errors import ConfigurationError
 from lsg.tasks.data import Images, TaskData
 from lsg.tasks.readers.columns import listed
 from lsg.tasks.readers.files import local_path, require_folder
-from lsg.tasks.readers.records import held_out
+from lsg.tasks.split import hold_out
 
 EVALUATION_PARTS = ("val", "validation", "valid", "dev", "test")  # the first that is there is the evaluation data
 # No other decoder is tried, whatever a file claims to be. Other files, such as notes, are left alone.
@@ -35,9 +35,7 @@ def read_image_folder(data: str) -> TaskData:
         return _from_parts(folder)
     names = _classes(folder)
     files = _files(folder, names)
-    images = _read(files, _size(files[0][0]))
-    training, evaluation = held_out(len(images), str(folder))
-    return TaskData(images.take(training), {"held-out": images.take(evaluation)}, names, str(folder))
+    return hold_out(_read(files, _size(files[0][0])), names, str(folder))
 
 
 def _from_parts(folder: Path) -> TaskData:

@@ -13,7 +13,6 @@ from lsg.errors import ConfigurationError
 from lsg.tasks.data import Texts
 from lsg.tasks.readers.tables import Table
 
-HELD_OUT_SEED = 0  # the split is the data's, the same for every --seed
 MAX_CLASSES = 1000  # more are not classes but numbers or texts
 
 
@@ -34,15 +33,6 @@ def label_names(table: Table) -> tuple[str, ...]:
             f"{len(table.numbers):,} rows; between 2 and {MAX_CLASSES:,} can be learnt"
         )
     return tuple(sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names))
-
-
-def held_out(count: int, source: str) -> tuple[list[int], list[int]]:
-    """(training, evaluation) rows, in order: for data that comes in one part, a fixed tenth is kept for evaluation."""
-    if count < 2:
-        raise ConfigurationError(f"{source}: {count} record, too few to hold some out for evaluation")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(HELD_OUT_SEED)).tolist()
-    size = max(1, round(count / 10))
-    return sorted(order[size:]), sorted(order[:size])
 
 
 def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> list[str]:

@@ -6,13 +6,13 @@ way, so that a text may hold commas and line breaks.
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
+from lsg.strict_json import loads
 from lsg.tasks.readers.columns import Columns, WantedColumns, listed
 from lsg.tasks.readers.files import read_bytes, read_text
 
@@ -95,7 +95,7 @@ def read_jsonl(path: Path, wanted: WantedColumns) -> Table:
     numbers: list[int] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         try:
-            row = json.loads(line)
+            row = loads(line)
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{path}, line {number}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
@@ -130,7 +130,11 @@ def read_parquet(path: Path, wanted: WantedColumns) -> Table:
         raise ConfigurationError(f"{path}: Parquet needs pyarrow: pip install 'pyarrow>=14.0.1'") from None
     try:
         file = parquet.ParquetFile(io.BytesIO(read_bytes(path)))
-        columns = wanted.among(file.schema_arrow.names, str(path))
+        names = file.schema_arrow.names
+        columns = wanted.among(names, str(path))
+        for name in columns.names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"{path}: two columns are named '{name}'")
         content = file.read(columns=columns.names)
         content.validate(full=True)  # a damaged file may be of the right form and hold texts that are not UTF-8
         values = content.to_pydict()

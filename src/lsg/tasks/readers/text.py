@@ -7,8 +7,9 @@ from lsg.tasks.data import TaskData
 from lsg.tasks.readers.columns import WantedColumns, listed
 from lsg.tasks.readers.files import local_path
 from lsg.tasks.readers.hub import hub_table, load_hub
-from lsg.tasks.readers.records import held_out, label_names, texts_of
+from lsg.tasks.readers.records import label_names, texts_of
 from lsg.tasks.readers.tables import FORMATS, Table, read_table
+from lsg.tasks.split import hold_out
 
 # The first of these that is there is the evaluation data. Test parts come last: often they have no labels.
 EVALUATION_PARTS = ("dev", "validation", "val", "valid", "test")
@@ -26,9 +27,7 @@ def read_text_task(data: str, wanted: WantedColumns) -> TaskData:
 def _from_file(path: Path, wanted: WantedColumns) -> TaskData:
     table = read_table(path, wanted)
     names = label_names(table)
-    records = texts_of(table, names)
-    training, evaluation = held_out(len(records), str(path))
-    return TaskData(records.take(training), {"held-out": records.take(evaluation)}, names, str(path))
+    return hold_out(texts_of(table, names), names, str(path))
 
 
 def _from_folder(folder: Path, wanted: WantedColumns) -> TaskData:

@@ -1,0 +1,55 @@
+"""Parts of a data set by content: records and a share in, the records that belong to that share out.
+
+Whether a record belongs to a part follows from a hash of that record alone: its text or texts, or its pixels. How many
+other records there are, and in which order, does not matter. So one record more or less moves no other record, and
+"adding or removing a record" means the same for the user's file as for the part that is trained on. A share of s holds
+about s times the records, not an exact number: an exact one would depend on all of them. Equal records stay together.
+Labels are not hashed: the number of a class depends on which other classes there are.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Records, TaskData, Texts
+
+HELD_OUT = 0.1  # of data that come in one part
+# The key of the hash, for each use of it a version of its own. It is public, and the same for every --seed.
+_KEY = b"lsg split 1: "
+HOW = "chosen by a hash of each record's own content"
+
+
+def divide(records: Records, share: float, use: str) -> tuple[Records, Records]:
+    """(the share, the rest), each in the order of the records. use: parts for different uses are independent."""
+    chosen = [number / 2**64 < share for number in _hashes(records, use)]
+    inside = [row for row, is_chosen in enumerate(chosen) if is_chosen]
+    outside = [row for row, is_chosen in enumerate(chosen) if not is_chosen]
+    return records.take(inside), records.take(outside)
+
+
+def hold_out(records: Records, label_names: tuple[str, ...], source: str) -> TaskData:
+    """Keeps about a tenth for evaluation: for data that come in one part."""
+    evaluation, training = divide(records, HELD_OUT, "held-out")
+    if not len(evaluation) or not len(training):
+        raise ConfigurationError(
+            f"{source}: {len(records):,} records, too few: {len(evaluation):,} of them fall into the tenth that is "
+            "held out for evaluation. Give training and evaluation data as two parts"
+        )
+    used = f"all but about {100 * HELD_OUT:g} % of the data, held out for evaluation, {HOW}"
+    return TaskData(training, {"held-out": evaluation}, label_names, source, used)
+
+
+def _hashes(records: Records, use: str) -> Iterator[int]:
+    """Of each record, a number below 2^64."""
+    key = _KEY + use.encode()
+    for content in _contents(records):
+        yield int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest())
+
+
+def _contents(records: Records) -> Iterator[bytes]:
+    if not isinstance(records, Texts):
+        yield from (image.numpy().tobytes() for image in records.pixels)
+        return
+    for text, pair in zip(records.texts, records.pairs or [""] * len(records), strict=True):
+        first = text.encode()
+        yield len(first).to_bytes(8) + first + pair.encode()  # the length tells "ab", "c" from "a", "bc"
