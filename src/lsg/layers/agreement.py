@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.calls import zeros
 from lsg.layers.kept_state import put_back, tensors_in
-from lsg.layers.look import ADVICE, Look
+from lsg.layers.look import ADVICE, Look, NeedsRule
 from lsg.layers.ownership import Trail, different
 from lsg.layers.samples import SHARED, SampleAxis
 from lsg.layers.site import Batch, KnownCalls, Site, UnknownCall
@@ -38,6 +38,14 @@ class Agreement:
         """Raise PrivacyError where the model is another with its rules, or where a backward mixes samples."""
         known = {site: KnownCalls() for site in self._sites}
         look.learn(known, look.size)
+        try:
+            self._check(look, known, is_random)
+        except PrivacyError:
+            if not look.sharing():
+                raise
+            raise NeedsRule(look.sharing()) from None  # that what they share is shared no more may be why
+
+    def _check(self, look: Look, known: dict[Site, KnownCalls], is_random: Callable[[Look, str], bool]) -> None:
         with self._on_few(look.size, known):
             others = set(range(1, look.size))
             with put_back(self._model):  # which a backward may need as the forward left it

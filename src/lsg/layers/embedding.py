@@ -76,7 +76,7 @@ def embedding(site: Site, axis: Axis, token: Tensor, weight: Tensor, padding_idx
     value = weight.detach()
     if padding_idx is not None and padding_idx < 0:
         padding_idx += value.shape[0]
-    token_B = axis.split(token, site.size)
+    token_B = site.split(token, axis)
     y: Tensor = _Embedding.apply(token_B, value, padding_idx, *weight_operands(slot, value.dtype))
     return axis.join(y, token, site.size)
 

@@ -23,9 +23,9 @@ from lsg.errors import PrivacyError
 from lsg.layers.agreement import Agreement
 from lsg.layers.escapes import Escapes
 from lsg.layers.kept_state import changed_state, put_back
-from lsg.layers.look import ADVICE, Look
+from lsg.layers.look import ADVICE, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
-from lsg.layers.ownership import Recording, different
+from lsg.layers.ownership import Decisions, Recording, different
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
 from lsg.layers.site import Batch, KnownCalls, Site
@@ -36,14 +36,6 @@ _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever 
 _SLOW = 1.0  # seconds from which on the check says what it does
 _OTHER_SEED = 30  # the number of a run with other random numbers
 _RUNS = 16  # about as many forwards of a few records as the check takes
-
-
-class NeedsRule(BaseException):
-    """Modules use trained parameters of others, and need a rule for that. No Exception: only the recorder gives one."""
-
-    def __init__(self, escapes: list[tuple[nn.Module, nn.Parameter]]) -> None:
-        super().__init__()
-        self.escapes = escapes
 
 
 class Check:
@@ -133,6 +125,8 @@ class Check:
         for number, changed in enumerate(runs):
             now_kept = self._again(base, number, few.batch(changed))
             self._refuse_kept(kept, now_kept, few)
+        runs.append(set(range(1, few.count)))
+        self._again(base, len(runs) - 1, few.batch(runs[-1]))
         if few.can_break:
             runs.append({0})
             self._again(base, len(runs) - 1, few.batch({0}, broken=True))
@@ -169,7 +163,9 @@ class Check:
         self._batch.watch = recording
         try:
             with put_back(self._model), changed_state(self._model) as kept:
-                recording.finish(self._run(inputs, seed))
+                with Decisions(recording.decide):
+                    output = self._run(inputs, seed)
+                recording.finish(output)
         finally:
             self._batch.watch = None
         return kept
@@ -200,7 +196,7 @@ class Check:
                 finally:
                     self._batch.watch = None
             found.append(recording.places)
-        first, second = ([trail.value for _, trail in places] for places in found)
+        first, second = ([place.trail.value for place in places] for places in found)
         return len(first) != len(second) or any(
             a.shape != b.shape or bool(different(a, b).any()) for a, b in zip(first, second, strict=True)
         )
@@ -245,5 +241,5 @@ class Check:
     def _is_random(self, look: Look, where: str) -> bool:
         """Whether a place has other values with other random numbers, and the same records."""
         self._record(Recording(look.base, _OTHER_SEED), look.few.batch(), seed=1)
-        bits = [trail.changed_by for name, trail in look.base.places if name == where]
+        bits = [trail.changed_by for name, trail, *_ in look.base.places if name == where]
         return any(changed is not None and bool((changed & (1 << _OTHER_SEED)).any()) for changed in bits)

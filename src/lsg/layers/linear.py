@@ -132,7 +132,7 @@ def linear(
 ) -> Tensor:
     """`F.linear` with per-sample gradients, for samples along `axis` of x; `weight_slots` has three entries for a split query-key-value weight."""
     dtype = compute_dtype(x)
-    x_B, x_cast = axis.split(x, site.size), None
+    x_B, x_cast = site.split(x, axis), None
     if x_B.dtype != dtype and can_share(x_B):
         x_cast = site.batch.last_cast(x_B, dtype)
     else:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import nn
+
 from lsg.errors import PrivacyError
 from lsg.layers.ownership import Call, Recording, Trail, locate
 from lsg.layers.records import FewRecords
@@ -16,13 +18,23 @@ ADVICE = (
 )
 
 
+class NeedsRule(BaseException):
+    """Modules must run sample by sample: those around a site, or those that use a parameter past its own module. No
+    Exception: only the recorder, which puts rules on modules, may catch it."""
+
+    def __init__(self, wanted: Sequence[tuple[Site | nn.Module, nn.Parameter | None]]) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+
 class Look:
     """few: the records. base: the recorded forward, to which others were compared."""
 
     def __init__(self, few: FewRecords, base: Recording, owners: Sequence[int], fewer: int | None) -> None:
         """owners: for each sample the bits of the runs that changed it. fewer: records in the smaller batch, if any."""
         self.few, self.base, self.size, self._fewer = few, base, few.count, fewer
-        self._axes = {id(trail): locate(trail, self.size, owners, fewer) for _, trail in base.places}
+        self._owners = owners
+        self._axes = {id(place.trail): locate(place.trail, self.size, owners, fewer) for place in base.places}
 
     def axis(self, trail: Trail) -> Axis | None:
         """Where the samples are in a tensor; None where its entries belong to several of them."""
@@ -34,11 +46,20 @@ class Look:
         A single number that comes out is a loss, which the backward shows to be a sum over samples or not. What comes
         out without a gradient trains nothing.
         """
-        for where, trail in self.base.places:
+        if not all(decision.of_one_each(self._owners) for decision in self.base.decisions):
+            raise PrivacyError(
+                "the model looks at a number that it computes from several samples of a batch, and may do other things "
+                f"by what it finds: {ADVICE}"
+            )
+        for where, trail, site, apart in self.base.places:
             axis = self.axis(trail)
-            if any(trail is result for result in self.base.output) and (trail.value.numel() == 1 or not trail.trains):
+            if site is None and (trail.value.numel() == 1 or not trail.trains):
                 continue
             if axis is None and not (trail.trains is False and is_random(self, where)):
+                if site is not None and trail.of_one_each(self._owners):
+                    if apart:
+                        continue
+                    raise NeedsRule([(site, None)])
                 raise PrivacyError(f"samples of a batch influence each other {where}: {ADVICE}")
             if axis is None or self._fewer is None or not trail.depends_on_number(axis, self.size, self._fewer):
                 continue
@@ -48,9 +69,16 @@ class Look:
                     f"others there are. {ADVICE[0].upper()}{ADVICE[1:]}"
                 )
 
+    def sharing(self) -> list[tuple[Site, None]]:
+        """Sites that get what samples share, so that their rules return it once for each sample."""
+        found = [
+            place.site for place in self.base.places if not place.apart and place.site and self.axis(place.trail) == SHARED
+        ]
+        return [(site, None) for site in dict.fromkeys(found)]
+
     def intact(self) -> int:
         """Samples without NaN, at the place that has fewest of them."""
-        axes = ((trail, self.axis(trail)) for _, trail in self.base.places)
+        axes = ((place.trail, self.axis(place.trail)) for place in self.base.places)
         return min((trail.intact(axis, self.size) for trail, axis in axes if axis is not None), default=self.size)
 
     def learn(self, known: dict[Site, KnownCalls], size: int) -> None:

@@ -96,7 +96,7 @@ def _norm_input(x: Tensor) -> Tensor:
 
 def layer_norm_forward(module: nn.LayerNorm, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
     shape, axis = tuple(module.normalized_shape), places.input()
-    x = _norm_input(axis.split(input, site.size))
+    x = _norm_input(site.split(input, axis))
     weight, bias = _detached(module.weight, x.dtype), _detached(module.bias, x.dtype)
     carriers = _carrier(site, "weight"), _carrier(site, "bias")
     y: Tensor = _LayerNorm.apply(x, shape, weight, bias, module.eps, *carriers)[0]

@@ -5,14 +5,16 @@ a record belongs to it. Samples are where a dimension's entries change with one 
 another size is longer. Nothing is taken from shapes alone, but for tensors that no record changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from lsg.layers.fallback import fallback_forward
 from lsg.layers.intercept import FUNCTION, Listen, intercepted_forward
 from lsg.layers.kept_state import tensors_in
 from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
@@ -46,6 +48,15 @@ class Trail:
             return size
         return size - int(axis.split(self.value, size).reshape(size, -1).isnan().any(1).sum())
 
+    def of_one_each(self, owners: Sequence[int]) -> bool:
+        """Whether each entry belongs to one sample at most, wherever that is."""
+        if self.reshaped or self.changed_by is None:
+            return not self.reshaped
+        apart = torch.zeros_like(self.changed_by, dtype=torch.bool)
+        for owner in owners:
+            apart |= (self.changed_by & ~owner) == 0
+        return bool(apart.all())
+
     def depends_on_number(self, axis: Axis, size: int, fewer: int) -> bool:
         """Whether the samples that both batches have are not the same in both."""
         if self.of_fewer is None or not isinstance(axis, SampleAxis):
@@ -66,27 +77,41 @@ class Call:
     of_fewer: list[Any] = field(default_factory=list)  # what went in with fewer records
 
 
+class Place(NamedTuple):
+    """Where a tensor was, in words; and the site whose call it went into or came out of.
+
+    apart: whether that is inside a module that runs sample by sample, so that its rule need not find the samples.
+    """
+
+    where: str
+    trail: Trail
+    site: Site | None
+    apart: bool = False
+
+
 class Recording:
     """The calls of one forward, kept; or compared with those of a forward before it."""
 
     def __init__(self, reference: "Recording | None" = None, run: int | None = None) -> None:
         """run: the number of the run that is compared; None for a batch of fewer records."""
         self.calls: list[Call] = []
-        self.places: list[tuple[str, Trail]] = []  # all of them as they came, with where that is, in words
+        self.places: list[Place] = []  # all of them as they came
+        self.decisions: list[Trail] = []  # numbers that the model looked at
         self.output: list[Trail] = []
         self.differs: Site | None = None  # the first site that was called in another way than in the reference
         self._reference, self._run = reference, run
         self._position = 0
+        self._apart = 0  # modules running now whose rule lets them run sample by sample
 
     def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not site.slots:
-            return site.plain(*args, **kwargs)
         begun = self._begin(module, site, leaves_of(args, kwargs))
+        self._apart += site.rule is fallback_forward
         if site.rule is intercepted_forward:
             with Listen(module, lambda x, out: self._end(self._begin(module, site, [FUNCTION, x]), [out])):
                 out = site.plain(*args, **kwargs)
         else:
             out = site.plain(*args, **kwargs)
+        self._apart -= site.rule is fallback_forward
         self._end(begun, pytree.tree_leaves(out))
         return out
 
@@ -96,17 +121,26 @@ class Recording:
             self.differs = self.differs or self._reference.calls[self._position].site
         if self._reference is None:
             self.output = [_kept(tensor) for tensor in found]
-            self.places += [("before the model's output", trail) for trail in self.output]
+            self.places += [Place("before the model's output", trail, None) for trail in self.output]
         elif len(found) == len(self._reference.output):
             for trail, tensor in zip(self._reference.output, found, strict=True):
                 self._note(trail, tensor)
+
+    def decide(self, number: Tensor) -> None:
+        """The model looks at a number, to compare it or to do something else with it in Python."""
+        if self._reference is None:
+            self.decisions.append(_kept(number))
+        elif self._run is not None and len(self.decisions) < len(self._reference.decisions):
+            self._note(self._reference.decisions[len(self.decisions)], number)
+            self.decisions.append(self._reference.decisions[len(self.decisions)])
 
     def _begin(self, module: nn.Module, site: Site, leaves: list[Any]) -> Call | None:
         number, site.calls = site.calls, site.calls + 1
         if self._reference is None:
             call = Call(site, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
             self.calls.append(call)
-            self.places += [(f"before layer '{site.name}'", leaf) for leaf in call.inputs if isinstance(leaf, Trail)]
+            where = f"before layer '{site.name}'"
+            self.places += [Place(where, leaf, site, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)]
             return call
         position, self._position = self._position, self._position + 1
         known = self._reference.calls
@@ -123,7 +157,7 @@ class Recording:
             assert call is not None
             call.outputs = [_kept(leaf) for leaf in leaves]
             where = f"in layer '{call.site.name}' ({call.kind})"
-            self.places += [(where, leaf) for leaf in call.outputs if isinstance(leaf, Trail)]
+            self.places += [Place(where, leaf, call.site, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)]
         elif call is not None:
             self._note_all(call.outputs, leaves)
 
@@ -139,6 +173,25 @@ class Recording:
             trail.compare(tensor.detach(), self._run)
         else:
             trail.reshaped = True
+
+
+_LOOKS = {"__bool__", "__float__", "__int__", "__index__", "item", "tolist"}
+_COMPARES = {"__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "gt", "lt", "ge", "le", "eq", "ne"}
+
+
+class Decisions(TorchFunctionMode):
+    """Tells of single real numbers that a model looks at in Python, or compares."""
+
+    def __init__(self, tell: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _LOOKS | _COMPARES:
+            for value in args[:2]:
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() == 1:
+                    self._tell(value)
+        return func(*args, **(kwargs or {}))
 
 
 def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) -> Axis | None:

@@ -14,7 +14,8 @@ from lsg.layers.agreement import VIEW_REFUSED
 from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.fallback import fallback_forward
-from lsg.layers.independence import Check, NeedsRule
+from lsg.layers.independence import Check
+from lsg.layers.look import NeedsRule
 from lsg.layers.outer import OuterProducts
 from lsg.layers.registry import faster_frozen
 from lsg.layers.root import Reaching, RootForward
@@ -214,8 +215,8 @@ class Recorder:
             try:
                 finished = self._look(inputs, known)
             except NeedsRule as needed:
-                for module, parameter in needed.escapes:
-                    self._add_rule(module, parameter)
+                for place, parameter in needed.wanted:
+                    self._run_apart(self._around(place) if isinstance(place, Site) else place, parameter)
             except RuntimeError as error:
                 if not self.batch.channels_last_norms or VIEW_REFUSED not in str(error):
                     raise
@@ -229,23 +230,42 @@ class Recorder:
         assert self.batch.size is not None
         return check(self.batch.size, inputs, known)
 
-    def _add_rule(self, module: nn.Module, parameter: nn.Parameter) -> None:
-        """Let a module that uses a parameter of another one run sample by sample, with that among its own."""
-        slots = [slot for slot in self.slots.values() if slot.parameter is parameter]
-        path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
-        keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
+    def _around(self, site: Site) -> nn.Module:
+        """The module whose forward calls a site's module."""
+        module = next(module for module, other in self._trained if other is site)
+        name = next((name for name, other in self.model.named_modules() if other is module), "")
+        while name:
+            name = name.rpartition(".")[0]
+            around = self.model.get_submodule(name)
+            if type(around).forward is not nn.Module.forward:  # lists and dictionaries of modules have none
+                return around
+        raise PrivacyError(
+            f"layer '{site.name}' gets samples in places that lsg cannot find by itself, nor can the model run sample by "
+            "sample: keep the samples in one dimension, in their order"
+        )
+
+    def _run_apart(self, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        """Let a module run sample by sample, with a parameter of another one that it uses among its own."""
         site = site_of(module)
-        if self.fast is not None and module is self.model or (site is not None and site.rule is not fallback_forward):
-            raise PrivacyError(used_outside(slots[0].name))
+        slots = [] if parameter is None else [s for s in self.slots.values() if s.parameter is parameter]
+        if (self.fast is not None and module is self.model) or (site is not None and site.rule is not fallback_forward):
+            raise PrivacyError(
+                used_outside(slots[0].name) if slots else f"layer '{site.name if site else 'model'}' cannot run apart"
+            )
+        if site is not None and not slots:
+            raise PrivacyError(f"layer '{site.name}' computes something else sample by sample than for a batch")
         if site is None:
             name = next(name for name, other in self.model.named_modules() if other is module)
-            site = Site(name or type(module).__name__, {}, self.batch, fallback_forward, "forward")
+            site = Site(name or type(module).__name__, {}, self.batch, fallback_forward)
             self._root.remove()
             install(module, site)
             self._root = RootForward(self.model, self)
             self._sites.append((module, site))
             self._trained.append((module, site))
-        site.slots |= dict(zip(keys, slots, strict=True))
+        if slots:
+            path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
+            keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
+            site.slots |= dict(zip(keys, slots, strict=True))
 
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
         """What a forward has in common with others that the check need not look at again."""
@@ -316,7 +336,7 @@ def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, Sit
     for name, module in model.named_modules():
         forward = faster_frozen(module)
         if forward is not None and site_of(module) is None:
-            found.append((module, Site(name, {}, batch, forward, "forward")))
+            found.append((module, Site(name, {}, batch, forward, for_speed=True)))
             install(*found[-1])
     return found
 

@@ -18,8 +18,11 @@ class Rows:
         self._alone = axis is WHOLE and x.dim() == features  # one image without a dimension for rows
         if isinstance(axis, Shared):
             self.x = axis.split(x if x.dim() > features else x.unsqueeze(0), self._size)
+        elif axis is WHOLE:
+            own = site.split(x, axis)  # with one dimension more, of the only sample
+            self.x = own if self._alone else own.squeeze(0)
         else:
-            self.x = x.unsqueeze(0) if self._alone else x
+            self.x = x
         if isinstance(axis, SampleAxis) and (axis.dim != 0 or x.dim() != features + 1):
             raise PrivacyError(
                 f"layer '{site.name}' got an input of shape {tuple(x.shape)} with samples in dimension {axis.dim}: "

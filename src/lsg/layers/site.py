@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.last_cast import LastCast
-from lsg.layers.samples import ONE_SAMPLE, SamplePlaces, leaves_of, signature
+from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, leaves_of, signature
 from lsg.layers.slot import Slot
 
 RuleForward = Callable[..., Any]  # (module, site, places, *args, **kwargs) -> what the module's own forward would return
@@ -57,11 +57,21 @@ class UnknownCall(BaseException):
 class Site:
     """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight.
 
-    One without slots is there for speed alone, in evaluation too.
+    for_speed: whether the site trains nothing and is there for speed alone, in evaluation too.
     """
 
-    def __init__(self, name: str, slots: dict[str, Slot], batch: Batch, forward: RuleForward, method: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: dict[str, Slot],
+        batch: Batch,
+        forward: RuleForward,
+        method: str = "forward",
+        *,
+        for_speed: bool = False,
+    ) -> None:
         self.name, self.slots, self.batch, self.rule, self.method = name, slots, batch, forward, method
+        self.for_speed = for_speed
         self.plain: Callable[..., Any]
         self.caller: nn.Module | None = None  # runs `plain` with other parameter values, where the rule needs that
         self.intercepted = False  # whether calls of functions inside the plain forward have gone through a rule
@@ -83,6 +93,15 @@ class Site:
     def begin(self, known: "KnownCalls") -> None:
         """A forward of the model begins."""
         self.calls, self.known = 0, known
+
+    def split(self, x: Tensor, axis: Axis) -> Tensor:
+        """x with its samples first, for a rule."""
+        x_B = axis.split(x, self.size)
+        if torch._C._are_functorch_transforms_active():
+            # Inside vmap, what does not depend on the sample would be one for all, and its gradient the sum of theirs.
+            nothing = next(iter(self.slots.values())).carriers[0].detach().sum()
+            x_B = x_B + nothing.to(x_B.dtype)
+        return x_B
 
     def places(self, leaves: list[Any]) -> SamplePlaces:
         """Where the samples are in a call's inputs and outputs."""
@@ -156,10 +175,10 @@ def _through_rule(method: str) -> Callable[..., Any]:
         if site is None:  # a copy of a private model is a plain model
             return getattr(type(self), method)(self, *args, **kwargs)
         batch = site.batch
+        if site.for_speed:
+            return site.rule(self, site, *args, **kwargs)
         if batch.watch is not None:
             return batch.watch(self, site, args, kwargs)
-        if not site.slots:
-            return site.rule(self, site, *args, **kwargs)
         if not torch.is_grad_enabled():
             return site.plain(*args, **kwargs)
         number, places = site.calls, site.places(leaves_of(args, kwargs))
