@@ -89,7 +89,7 @@ def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator
         for child_name, child in module.named_children():
             if isinstance(child, nn.ParameterList | nn.ParameterDict):
                 own |= {f"{child_name}.{key}": p for key, p in child.named_parameters()}
-        for path in rule.descendants:
+        for path in rule.descendants(module):
             owner, _, leaf = path.rpartition(".")
             descendant = module.get_submodule(owner)
             claimed.add(id(descendant))

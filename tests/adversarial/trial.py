@@ -40,6 +40,7 @@ class Trial:
     call: Callable[[nn.Module, Batch], Any] = call_model
     modes: Sequence[bool] = ()
     stateful: bool = False
+    own_loss: bool = False  # the model computes its loss, and lsg puts another one there: outputs are not compared
     bound: float = 0.5  # max_grad_norm: small, so that clipping is at work
     tolerance: float = 1e-7  # relative; for float64 models
     seed: int = 0

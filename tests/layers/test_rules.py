@@ -270,12 +270,18 @@ def test_padding_is_no_part_of_a_bag() -> None:
 
 
 def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
-    model = nn.Sequential(nn.EmbeddingBag(9, 4))
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4)
+
+        def forward(self, token: Tensor) -> Tensor:
+            return self.bag(token.reshape(-1), torch.arange(0, token.numel(), token.shape[1]))
+
+    model = Flat()
     attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match=r"embedding bag '0'.*offsets.*padding_idx"):
-        model[0](tokens(9, 6), torch.tensor([0, 2, 4]))
-    with pytest.raises(PrivacyError, match="with offsets"):
-        model[0](tokens(9, 3, 2), torch.tensor([0, 2, 4]))
+    with pytest.raises(PrivacyError, match=r"embedding bag 'bag'.*offsets.*padding_idx"):
+        model(tokens(9, 6, 2))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")

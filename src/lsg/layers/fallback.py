@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -25,13 +26,15 @@ LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad
 
 def fallback_forward(module: nn.Module, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
-    return _each_sample(module, site, places, _inner_slots(module), args, kwargs)
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)]  # it may call those, too
+    return _each_sample(module, site, places, _inner_slots(module, given), args, kwargs)
 
 
-def relative_bias_forward(module: Any, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
-    """A relative attention bias (T5, MPNet): a table looked up by distance alone; each sample gets a bias of its own.
+def one_each_forward(module: Any, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
+    """A method that makes something of parameters alone, which all samples share: each of them gets one of its own.
 
-    (1, heads, queries, keys) becomes (B, heads, queries, keys), which broadcasts in the same places.
+    A relative attention bias (T5, MPNet), a table looked up by distance: (1, heads, queries, keys) becomes
+    (B, heads, queries, keys), which broadcasts in the same places. The virtual tokens of prompt tuning.
     """
     return _each_sample(module, site, places, [], args, kwargs)
 
@@ -73,6 +76,7 @@ def _each_sample(
             stack.enter_context(site.batch.of_one())
             for slot, carriers in zip(inner, borrowed, strict=True):
                 stack.enter_context(slot.borrowed(tuple(c.unsqueeze(0) for c in carriers)))
+            stack.enter_context(_DifferentiableMasks())
             if isinstance(module, nn.Embedding):
                 stack.enter_context(_PaddingStays(site.name))
             out = functional_call(caller, values, sample_args, dict(zip(kwargs, sample_values, strict=True)))
@@ -107,6 +111,18 @@ def _named_errors(module: nn.Module, site: Site) -> Iterator[None]:
             f"layer '{site.name}' ({type(module).__name__}) cannot run sample by sample, as its parameters need: "
             f"{first_line(error)}. Freeze its parameters, or build it of layers that lsg has rules for"
         ) from error
+
+
+class _DifferentiableMasks(TorchFunctionMode):
+    """Under vmap PyTorch's attention does not see that a mask wants a gradient, and takes kernels that have none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        if func is F.scaled_dot_product_attention and mask is not None and mask.is_floating_point():
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 class _PaddingStays(TorchFunctionMode):
@@ -152,7 +168,8 @@ def _values(slots: dict[str, Slot], carriers: dict[str, tuple[Tensor, ...]]) -> 
     return values
 
 
-def _inner_slots(module: nn.Module) -> list[Slot]:
-    """The slots of the modules inside, each once."""
-    sites = [site_of(child) for child in module.modules() if child is not module]
+def _inner_slots(module: nn.Module, given: list[nn.Module]) -> list[Slot]:
+    """The slots of the modules inside, and of those given as arguments, each once."""
+    inside = [child for whole in (module, *given) for child in whole.modules() if child is not module]
+    sites = map(site_of, inside)
     return list({id(slot): slot for site in sites if site for slot in site.slots.values()}.values())

@@ -257,9 +257,10 @@ class Recorder:
         if site is None:
             name = next(name for name, other in self.model.named_modules() if other is module)
             site = Site(name or type(module).__name__, {}, self.batch, fallback_forward)
-            self._root.remove()
-            install(module, site)
-            self._root = RootForward(self.model, self)
+            if module is self.model:
+                self._root.put_under(site)
+            else:
+                install(module, site)
             self._sites.append((module, site))
             self._trained.append((module, site))
         if slots:

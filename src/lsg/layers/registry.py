@@ -26,7 +26,7 @@ class Rule:
 
     forward: RuleForward
     layouts: Callable[[Any], Mapping[str, Layout]] = lambda module: {}
-    descendants: tuple[str, ...] = ()
+    descendants: Callable[[Any], tuple[str, ...]] = lambda module: ()
     method: str = "forward"
     known: frozenset[str] | None = frozenset({"weight", "bias"})
     fused: Callable[[Any], Mapping[str, int]] = field(default=lambda module: {})
@@ -66,10 +66,22 @@ _FALLBACK = Rule(fallback.fallback_forward, known=None)
 _CONV1D = Rule(linear.conv1d_forward, lambda m: {"weight": _INPUTS_FIRST}, fused=_conv1d_fused)
 _RELATIVE_BIAS = {
     method: Rule(
-        fallback.relative_bias_forward, descendants=("relative_attention_bias.weight",), method=method, known=None
+        fallback.one_each_forward,
+        descendants=lambda module: ("relative_attention_bias.weight",),
+        method=method,
+        known=None,
     )
     for method in ("compute_bias", "compute_position_bias")
 }
+
+# PEFT's prompt tuning: virtual tokens, made once and repeated for the batch.
+_PROMPT = Rule(
+    fallback.one_each_forward,
+    descendants=lambda m: tuple(f"prompt_encoder.{name}" for name, _ in m.prompt_encoder.named_parameters()),
+    method="get_prompt",
+    known=None,
+)
+_PROMPT_ENCODERS = {"PromptEmbedding", "PromptEncoder"}  # of PEFT, named, not imported
 
 _BY_FORWARD: dict[Any, Rule] = {
     nn.Linear.forward: _LINEAR,
@@ -84,7 +96,7 @@ _BY_FORWARD: dict[Any, Rule] = {
     nn.MultiheadAttention.forward: Rule(
         attention.multihead_attention_forward,
         _attention_layouts,
-        descendants=("out_proj.weight", "out_proj.bias"),
+        descendants=lambda module: ("out_proj.weight", "out_proj.bias"),
         known=frozenset({*_ATTENTION_WEIGHTS, "in_proj_bias", "bias_k", "bias_v", "out_proj.bias"}),
         fused=lambda m: {"in_proj_weight": 0},
     ),
@@ -104,6 +116,10 @@ def rule_for(module: nn.Module) -> Rule:
         return rule
     if type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
         return _CONV1D  # named, not imported: transformers is an extra
+    encoders = module._modules.get("prompt_encoder")
+    if hasattr(module, "get_prompt") and isinstance(encoders, nn.ModuleDict):
+        if {type(encoder).__name__ for encoder in encoders.values()} <= _PROMPT_ENCODERS:
+            return _PROMPT
     if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
         for method, relative_rule in _RELATIVE_BIAS.items():
             if hasattr(module, method):

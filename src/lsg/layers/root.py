@@ -12,7 +12,7 @@ from torch import nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.fast_forward import cut_rows, signed
-from lsg.layers.site import Batch, UnknownCall, nothing, register_patch, swap_in, swap_out
+from lsg.layers.site import Batch, Site, UnknownCall, nothing, patched_method, register_patch, swap_in, swap_out
 
 
 class ForwardEvents(Protocol):
@@ -40,6 +40,10 @@ class RootForward:
 
     def __reduce__(self) -> Any:
         return (nothing, ())
+
+    def put_under(self, site: Site) -> None:
+        """Let the model itself run through a site's rule, inside of what this does."""
+        site.plain, self.plain = self.plain, patched_method(self._model, site)
 
     def remove(self) -> None:
         swap_out(self._model, "forward", self.plain)

@@ -112,6 +112,11 @@ class Site:
                 "samples: call the model that make_private was given, and do what you do with its parts in its forward"
             )
         if batch.size == 1:
+            if any(slot.carriers[0].shape[0] != 1 for slot in self.slots.values()):
+                raise PrivacyError(
+                    f"layer '{self.name}' is called by a module that runs sample by sample and does not contain it, so "
+                    "its samples cannot be told apart: give it as an argument, or make it a part of that module"
+                )
             return ONE_SAMPLE
         number = self.calls
         if batch.in_forward:
@@ -191,7 +196,7 @@ def _through_rule(method: str) -> Callable[..., Any]:
     return forward
 
 
-_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias")}
+_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias", "get_prompt")}
 
 
 def is_private(model: nn.Module) -> bool:
@@ -232,6 +237,12 @@ def install(module: nn.Module, site: Site) -> None:
         uninstall(module, before)
     site.plain = swap_in(module, site.method, _PATCHES[site.method])
     module.__dict__["_lsg"] = site
+
+
+def patched_method(module: nn.Module, site: Site) -> Callable[..., Any]:
+    """A method of the module that goes through the site's rule, for whoever calls it in place of the module's own."""
+    module.__dict__["_lsg"] = site
+    return types.MethodType(_PATCHES[site.method], module)
 
 
 def uninstall(module: nn.Module, site: Site) -> None:

@@ -23,7 +23,9 @@ _ALLOWED = {
     "right": ("right",),
     "refused": ("refused",),
     "right or refused": ("right", "refused"),
-    "warned": ("refused", "right"),  # or anything, with a warning: lsg cannot see the loss
+    "warned": ("refused", "right"),  # or anything, with a warning
+    # Nothing can be seen by lsg here: docs/privacy.md, "What is left to you", must name it (`test_cases.py`).
+    "documented": ("refused", "right", "silent"),
 }
 
 

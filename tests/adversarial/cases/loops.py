@@ -117,7 +117,7 @@ def weights_loaded() -> None:
         _checked_step(model, plain, optimizer, _records(seed=seed))
 
 
-@loop("refused")
+@loop("warned")
 def second_backward_on_other_records() -> None:
     """A batch of the loader, then a backward on records that the loader did not hand out, then one step."""
     model = _model()

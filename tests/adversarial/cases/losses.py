@@ -52,7 +52,7 @@ def weighted(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return F.cross_entropy(output, batch.targets, weight=weight)
 
 
-@case("warned", LABELS, loss=weighted, reduction="mean")
+@case("documented", LABELS, loss=weighted, reduction="mean")
 class ClassWeightsUnderAMean(Two):
     """Divides by the batch's sum of weights."""
 
@@ -72,7 +72,7 @@ def contrastive(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return F.cross_entropy(similar * 5, torch.arange(len(output)))
 
 
-@case("warned", vectors(4, 3), loss=contrastive, reduction="mean")
+@case("documented", vectors(4, 3), loss=contrastive, reduction="mean")
 class Contrastive(Two):
     """Each record is pushed away from all others."""
 
@@ -82,7 +82,7 @@ def broadcast(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return (output[:, :1] - batch.args[0][:, 0]).square().mean()
 
 
-@case("warned", vectors(4, 3), loss=broadcast, reduction="mean")
+@case("documented", vectors(4, 3), loss=broadcast, reduction="mean")
 class SquaredErrorThatBroadcasts(Two):
     pass
 
@@ -91,7 +91,7 @@ def of_the_mean(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return output.mean(0).square().sum()
 
 
-@case("warned", vectors(4, 3), loss=of_the_mean, reduction="mean")
+@case("documented", vectors(4, 3), loss=of_the_mean, reduction="mean")
 class LossOfTheMean(Two):
     pass
 
@@ -101,7 +101,7 @@ def spread(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return each.mean() + (each - each.mean()).square().mean()
 
 
-@case("warned", vectors(4, 3), loss=spread, reduction="mean")
+@case("documented", vectors(4, 3), loss=spread, reduction="mean")
 class VarianceOfTheLosses(Two):
     pass
 
@@ -111,7 +111,7 @@ def hardest(output: Tensor, batch: Batch, reduction: str) -> Tensor:
     return output.square().sum(1).topk(max(1, len(output) // 2)).values.mean()
 
 
-@case("warned", vectors(4, 5), loss=hardest, reduction="mean")
+@case("documented", vectors(4, 5), loss=hardest, reduction="mean")
 class HardestRecordsOnly(Two):
     pass
 

@@ -122,11 +122,6 @@ class TwoForwardsOfOneBatch(Two):
     """Siamese: both sides of a record go through one model, and one loss."""
 
 
-@case("right or refused", vectors(4, 3), call=lambda m, b: m(torch.cat([b.args[0], b.args[0] + 1])).chunk(2))
-class TwoViewsInOneForward(Two):
-    """The model gets 2 B rows for B records: neither may count for itself."""
-
-
 @loop("right or refused")
 def body_without_gradients() -> None:
     def loss_of(model: nn.Module, x: Tensor) -> Tensor:
