@@ -12,7 +12,7 @@ from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.calls import zeros
 from lsg.layers.kept_state import put_back, tensors_in
 from lsg.layers.look import ADVICE, Look, NeedsRule
-from lsg.layers.ownership import Trail, different
+from lsg.layers.ownership import Trail, alike
 from lsg.layers.samples import SHARED, SampleAxis
 from lsg.layers.site import Batch, KnownCalls, Site, UnknownCall
 from lsg.layers.slot import Slot, calls_apart
@@ -57,7 +57,7 @@ class Agreement:
             a, b = (torch.zeros(()) if value is None else value for value in mine)
             if a.shape != b.shape:
                 a, b = torch.broadcast_tensors(a, b)
-            if bool(different(a, b, _LOOSE).any()):
+            if not alike(a, b, _LOOSE):
                 raise PrivacyError(
                     f"samples of a batch influence each other in the backward, at '{name}': the gradient of a sample is "
                     f"another one beside other samples. {ADVICE[0].upper()}{ADVICE[1:]}. A loss that a model computes "
@@ -169,7 +169,7 @@ def _agree(look: Look, kept: Trail, leaf: Any) -> bool:
     if wanted is None:
         return False
     dtype = min(wanted.dtype, leaf.dtype, key=lambda dtype: dtype.itemsize)
-    return not bool(different(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE).any())
+    return alike(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE)
 
 
 def _losses(look: Look, results: list[Tensor], changed: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

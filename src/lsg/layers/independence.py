@@ -25,7 +25,7 @@ from lsg.layers.escapes import Escapes
 from lsg.layers.kept_state import changed_state, put_back
 from lsg.layers.look import ADVICE, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
-from lsg.layers.ownership import Decisions, Recording, different
+from lsg.layers.ownership import Decisions, Recording, alike
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
 from lsg.layers.site import Batch, KnownCalls, Site
@@ -62,7 +62,7 @@ class Check:
         for is_eager, few in self._selections(size, inputs):
             with self._quietly(is_eager):
                 try:
-                    look = self._look(few)
+                    look = self._look(few, closely=False)
                     self._check_loss(look, size, inputs)
                     return self._judge(look, size, known)
                 except PrivacyError:
@@ -112,9 +112,10 @@ class Check:
             )
 
     # -- without rules -----------------------------------------------------------------------------------------------
-    def _look(self, few: FewRecords) -> Look:
-        runs: list[set[int]] = [{i} for i in range(few.count)]
-        if few.count > 2 * _FEW:  # each two of many samples are on different sides once
+    def _look(self, few: FewRecords, *, closely: bool = True) -> Look:
+        """closely: change each record by itself; otherwise one, and then all others."""
+        runs: list[set[int]] = [{i} for i in range(few.count if closely else 1)]
+        if few.count > 2 * _FEW and closely:  # each two of many samples are on different sides once
             bits = range((few.count - 1).bit_length())
             runs = [{i for i in range(few.count) if (i >> bit) % 2 == side} for bit in bits for side in (0, 1)]
         base = Recording()
@@ -123,13 +124,14 @@ class Check:
         if escapes.found:
             raise NeedsRule(escapes.found)
         for number, changed in enumerate(runs):
-            now_kept = self._again(base, number, few.batch(changed))
+            now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
-        runs.append(set(range(1, few.count)))
-        self._again(base, len(runs) - 1, few.batch(runs[-1]))
-        if few.can_break:
-            runs.append({0})
-            self._again(base, len(runs) - 1, few.batch({0}, broken=True))
+        if not closely:
+            runs.append(set(range(1, few.count)))
+            self._again(base, few, len(runs) - 1, runs[-1])
+            if few.can_break:
+                runs.append({0})
+                self._again(base, few, len(runs) - 1, runs[-1], broken=True)
         fewer = few.count - 1 if few.count <= _FEW + 1 else None
         if fewer is not None:
             try:
@@ -139,9 +141,12 @@ class Check:
         owners = [sum(1 << number for number, run in enumerate(runs) if i in run) for i in range(few.count)]
         return Look(few, base, owners, fewer)
 
-    def _again(self, base: Recording, number: int, inputs: tuple[Any, Any]) -> dict[str, Any]:
-        """A run with a record changed. It must call the same layers."""
-        recording = Recording(base, number)
+    def _again(
+        self, base: Recording, few: FewRecords, number: int, changed: set[int], *, broken: bool = False
+    ) -> dict[str, Any]:
+        """A run with records changed. It must call the same layers."""
+        inputs = few.batch(changed, broken=broken)
+        recording = Recording(base, number, changed, few.count)
         kept = self._record(recording, inputs)
         if recording.differs is not None and not self._differs_anyway(base, inputs):
             raise PrivacyError(
@@ -175,7 +180,7 @@ class Check:
         read at the next batch ties records to each other."""
         for name in kept.keys() & now.keys():
             a, b = kept[name], now[name]
-            same = a.shape == b.shape and not bool(different(a, b).any()) if isinstance(a, Tensor) else a == b
+            same = alike(a, b) if isinstance(a, Tensor) else a == b
             if not same and (name in dict(self._model.named_buffers()) or self._remembers(few)):
                 raise PrivacyError(
                     f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict publishes "
@@ -198,7 +203,7 @@ class Check:
             found.append(recording.places)
         first, second = ([place.trail.value for place in places] for places in found)
         return len(first) != len(second) or any(
-            a.shape != b.shape or bool(different(a, b).any()) for a, b in zip(first, second, strict=True)
+            not alike(a, b) for a, b in zip(first, second, strict=True)
         )
 
     def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:

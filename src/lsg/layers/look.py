@@ -35,6 +35,9 @@ class Look:
         self.few, self.base, self.size, self._fewer = few, base, few.count, fewer
         self._owners = owners
         self._axes = {id(place.trail): locate(place.trail, self.size, owners, fewer) for place in base.places}
+        for call in base.calls:
+            if not call.may_mix:  # then its samples come out where they went in
+                self._axes |= {id(out): self._axes[id(call.inputs[0])] for out in call.outputs}
 
     def axis(self, trail: Trail) -> Axis | None:
         """Where the samples are in a tensor; None where its entries belong to several of them."""
@@ -71,8 +74,14 @@ class Look:
 
     def sharing(self) -> list[tuple[Site, None]]:
         """Sites that get what samples share, so that their rules return it once for each sample."""
+        apart = {id(place.trail) for place in self.base.places if place.apart}
         found = [
-            place.site for place in self.base.places if not place.apart and place.site and self.axis(place.trail) == SHARED
+            call.site
+            for call in self.base.calls
+            if any(
+                isinstance(leaf, Trail) and self.axis(leaf) == SHARED and id(leaf) not in apart
+                for leaf in (*call.inputs, *call.outputs)
+            )
         ]
         return [(site, None) for site in dict.fromkeys(found)]
 

@@ -5,7 +5,7 @@ a record belongs to it. Samples are where a dimension's entries change with one 
 another size is longer. Nothing is taken from shapes alone, but for tensors that no record changes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lsg.layers.fallback import fallback_forward
+from lsg.layers.fallback import fallback_forward, one_each_forward
 from lsg.layers.intercept import FUNCTION, Listen, intercepted_forward
 from lsg.layers.kept_state import tensors_in
 from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
@@ -32,12 +32,31 @@ class Trail:
 
     value: Tensor
     trains: bool = False  # whether a loss of it would reach trained parameters
-    changed_by: Tensor | None = None  # one bit for each run; None: no run has changed anything
+    changed_by: Tensor | None = None  # one bit for each run, broadcasts to the value; None: no run has changed anything
     of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
     reshaped: bool = False  # whether its shape depends on values of the records
 
-    def compare(self, other: Tensor, run: int) -> None:
-        differs = different(self.value, other)
+    def compare(self, other: Tensor, run: int, changed: frozenset[int], size: int) -> None:
+        """Note what a run changed, in which so many of `size` records were others.
+
+        Nearly all tensors have their samples first and are the same where records are: then no entry is looked at, and
+        whole rows count as changed.
+        """
+        if self.value.shape[:1] == (size,):
+            rows = [i not in changed for i in range(size)]
+            mine, theirs = (t[rows] for t in (self.value, other))
+            if alike(mine, theirs):
+                self._note(self._rows(changed), run)
+                return
+        self._note(different(self.value, other), run)
+
+    def _rows(self, changed: frozenset[int]) -> Tensor:
+        row = torch.zeros(len(self.value), dtype=torch.bool, device=self.value.device)
+        row[list(changed)] = True
+        return row.view(-1, *[1] * (self.value.dim() - 1))
+
+    def _note(self, differs: Tensor, run: int) -> None:
+        """Bits of one row are kept as they are, and broadcast where entries differ."""
         if bool(differs.any()):
             bits = differs.to(torch.int32) << run
             self.changed_by = bits if self.changed_by is None else self.changed_by | bits
@@ -62,7 +81,7 @@ class Trail:
         if self.of_fewer is None or not isinstance(axis, SampleAxis):
             return False
         mine, theirs = axis.split(self.value, size)[:fewer], axis.split(self.of_fewer, fewer)
-        return mine.shape != theirs.shape or bool(different(mine, theirs, 100.0).any())
+        return not alike(mine, theirs, 100.0)
 
 
 @dataclass
@@ -75,6 +94,11 @@ class Call:
     kind: str  # of module
     outputs: list[Any] = field(default_factory=list)
     of_fewer: list[Any] = field(default_factory=list)  # what went in with fewer records
+
+    @property
+    def may_mix(self) -> bool:
+        """Whether nobody knows what the module computes: layers with a rule of their own keep apart what is apart."""
+        return self.site.rule in (fallback_forward, one_each_forward, intercepted_forward)
 
 
 class Place(NamedTuple):
@@ -92,19 +116,27 @@ class Place(NamedTuple):
 class Recording:
     """The calls of one forward, kept; or compared with those of a forward before it."""
 
-    def __init__(self, reference: "Recording | None" = None, run: int | None = None) -> None:
-        """run: the number of the run that is compared; None for a batch of fewer records."""
+    def __init__(
+        self,
+        reference: "Recording | None" = None,
+        run: int | None = None,
+        changed: Collection[int] = (),
+        size: int = 0,
+    ) -> None:
+        """run: the number of the run that is compared, in which so many of `size` records are changed; None for a batch
+        of fewer records."""
         self.calls: list[Call] = []
         self.places: list[Place] = []  # all of them as they came
         self.decisions: list[Trail] = []  # numbers that the model looked at
         self.output: list[Trail] = []
         self.differs: Site | None = None  # the first site that was called in another way than in the reference
-        self._reference, self._run = reference, run
+        self._reference, self._run, self._changed, self._size = reference, run, frozenset(changed), size
         self._position = 0
         self._apart = 0  # modules running now whose rule lets them run sample by sample
 
     def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        begun = self._begin(module, site, leaves_of(args, kwargs))
+        with torch._C.DisableTorchFunction():  # what is done here is no part of the model
+            begun = self._begin(module, site, leaves_of(args, kwargs))
         self._apart += site.rule is fallback_forward
         if site.rule is intercepted_forward:
             with Listen(module, lambda x, out: self._end(self._begin(module, site, [FUNCTION, x]), [out])):
@@ -112,7 +144,8 @@ class Recording:
         else:
             out = site.plain(*args, **kwargs)
         self._apart -= site.rule is fallback_forward
-        self._end(begun, pytree.tree_leaves(out))
+        with torch._C.DisableTorchFunction():
+            self._end(begun, pytree.tree_leaves(out))
         return out
 
     def finish(self, output: Any) -> None:
@@ -156,9 +189,11 @@ class Recording:
         if self._reference is None:
             assert call is not None
             call.outputs = [_kept(leaf) for leaf in leaves]
+            if not call.may_mix:
+                return
             where = f"in layer '{call.site.name}' ({call.kind})"
             self.places += [Place(where, leaf, call.site, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)]
-        elif call is not None:
+        elif call is not None and call.may_mix:
             self._note_all(call.outputs, leaves)
 
     def _note_all(self, kept: list[Any], leaves: list[Any]) -> None:
@@ -170,7 +205,7 @@ class Recording:
         if self._run is None:
             trail.of_fewer = tensor.detach().clone()
         elif trail.value.shape == tensor.shape:
-            trail.compare(tensor.detach(), self._run)
+            trail.compare(tensor.detach(), self._run, self._changed, self._size)
         else:
             trail.reshaped = True
 
@@ -213,12 +248,16 @@ def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) ->
             return None
         if not grows:
             return SHARED if trail.changed_by is None else None
+    if grows[:1] == [0] and shape[0] == size and trail.changed_by is not None and trail.changed_by.numel() == size:
+        foreign = ~torch.tensor(owners, dtype=torch.int32, device=trail.changed_by.device)
+        if not bool((trail.changed_by.flatten() & foreign).any()):
+            return SampleAxis(0)
     for dim in grows:
         each, rest = divmod(shape[dim], size)
         if rest:
             return None
         for outer in sorted({1, each} | {k for k in range(2, each) if each % k == 0}, key=lambda k: (k != 1, -k)):
-            if trail.changed_by is None or _fits(trail.changed_by, dim, outer, size, owners):
+            if trail.changed_by is None or _fits(trail.changed_by.expand(shape), dim, outer, size, owners):
                 return _axis(dim, outer, each // outer)
     return None
 
@@ -235,6 +274,19 @@ def _axis(dim: int, outer: int, inner: int) -> SampleAxis:
     if outer == 1:
         return SampleAxis(dim, 1, None if inner > 1 else 1)
     return SampleAxis(dim, None, 1) if inner == 1 else SampleAxis(dim, outer, None)
+
+
+def alike(a: Tensor, b: Tensor, factor: float = 1.0) -> bool:
+    """Whether two tensors differ by no more than `factor` times the tolerance. Most are seen to at a glance."""
+    if a.shape != b.shape:
+        return False
+    if torch.equal(a, b) or not a.numel():
+        return True
+    if a.is_floating_point():
+        largest = float(a.abs().max())
+        if largest < _HUGE and float((a - b).abs().max()) <= tolerance(a.dtype) * factor * largest:
+            return True
+    return not bool(different(a, b, factor).any())
 
 
 def different(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _one_at_a_time = threading.RLock()
@@ -63,7 +63,7 @@ def moved_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     try:
         for parameter in parameters:
             value = parameter.data  # without a new version: nobody has changed the weight for good
-            noise = torch.randn(value.shape, generator=generator).to(value)
+            noise = _noise(value, generator)
             if value.numel() and bool(value.min() == value.max()):
                 value.copy_(0.5 * noise if value.numel() < 4096 else 0.1 * noise)
             elif value.numel():
@@ -75,3 +75,10 @@ def moved_parameters(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.data.copy_(value)
         torch.clear_autocast_cache()
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal, of a large tensor the same numbers over and over: it need not be good, only other than before."""
+    count = like.numel()
+    some = torch.randn(min(count, 2**16), generator=generator).to(like)
+    return some.repeat(-(-count // max(1, len(some))))[:count].view(like.shape)
