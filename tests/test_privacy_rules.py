@@ -209,10 +209,12 @@ def test_a_weight_used_outside_its_module_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(self.layer(x), self.layer.weight)
 
-    model = Functional()
+    model = Functional()  # the model itself, which contains the layer, runs sample by sample: its use is covered
+    x = torch.randn(3, 6, dtype=torch.float64)
+    assert_per_sample_gradients(model.double(), LSG(rank=1, sparsity=0.0), x, 3, lambda m, x: m(x).square().mean())
     attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match=r"layer\.weight"):
-        model(torch.randn(3, 6)).sum().backward()
+    with pytest.raises(PrivacyError, match=r"layer\.weight"):  # in the loss, outside of every module
+        (model(x).sum() + model.layer.weight.norm()).backward()
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # PyTorch's own compiler warns of itself

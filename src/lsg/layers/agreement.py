@@ -40,10 +40,10 @@ class Agreement:
         look.learn(known, look.size)
         try:
             self._check(look, known, is_random)
-        except PrivacyError:
+        except PrivacyError as error:
             if not look.sharing():
                 raise
-            raise NeedsRule(look.sharing()) from None  # that what they share is shared no more may be why
+            raise NeedsRule(look.sharing(), str(error)) from None  # that what they share is shared no more may be why
 
     def _check(self, look: Look, known: dict[Site, KnownCalls], is_random: Callable[[Look, str], bool]) -> None:
         with self._on_few(look.size, known):

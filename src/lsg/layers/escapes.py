@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -23,7 +22,7 @@ class Escapes(TorchFunctionMode):
     def __init__(self, model: nn.Module, sites: Iterable[tuple[nn.Module, Site]]) -> None:
         super().__init__()
         self.found: list[tuple[nn.Module, nn.Parameter]] = []
-        self._modules = {id(module) for module in model.modules()}
+        self._model = model
         self._users: dict[int, set[int]] = {}  # parameter -> modules that have a rule for it
         for module, site in sites:
             for slot in site.slots.values():
@@ -32,8 +31,9 @@ class Escapes(TorchFunctionMode):
         self._hooks = ExitStack()
 
     def __enter__(self) -> "Escapes":
-        self._hooks.enter_context(register_module_forward_pre_hook(self._begin))
-        self._hooks.enter_context(register_module_forward_hook(self._end, always_call=True))
+        for module in self._model.modules():
+            self._hooks.enter_context(module.register_forward_pre_hook(self._begin, prepend=True))
+            self._hooks.enter_context(module.register_forward_hook(self._end, always_call=True))
         super().__enter__()
         return self
 
@@ -42,12 +42,16 @@ class Escapes(TorchFunctionMode):
         self._hooks.close()
 
     def _begin(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self._modules:
-            self._running.append(module)
+        self._running.append(module)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._running and self._running[-1] is module:
             self._running.pop()
+
+    def name(self) -> str:
+        """Of the first parameter found."""
+        _, parameter = self.found[0]
+        return next(name for name, p in self._model.named_parameters() if p is parameter)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -65,3 +69,10 @@ def _has_gradient(out: Any) -> bool:
 
 def _contains(module: nn.Module, parameter: nn.Parameter) -> bool:
     return any(p is parameter for p in module.parameters())
+
+
+def used_outside(name: str) -> str:
+    return (
+        f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of its "
+        "gradient has no per-sample rule; call the module instead, or freeze the parameter"
+    )

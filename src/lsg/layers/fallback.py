@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
-from lsg.layers.samples import COUNT, SampleAxis, SamplePlaces
+from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
 from lsg.layers.site import Site, site_of
 from lsg.layers.slot import Slot
 
@@ -84,17 +84,26 @@ def _each_sample(
         shape_of_results[:] = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found], out_structure
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
-    parts = [axis.parts(leaf, size) if isinstance(axis, SampleAxis) else leaf for axis, leaf in zip(axes, leaves, strict=True)]
-    dims = (0, 0, *(axis.dim + 1 if isinstance(axis, SampleAxis) else None for axis in axes))
+    split = [_part(axis, leaf, size) for axis, leaf in zip(axes, leaves, strict=True)]
+    parts, dims = [part for part, _ in split], [dim for _, dim in split]
     own = {name: slot.carriers for name, slot in site.slots.items()}
     with _named_errors(module, site):
-        results = iter(vmap(one_sample, in_dims=dims, randomness="different")(own, [s.carriers for s in inner], *parts))
+        results = iter(vmap(one_sample, in_dims=(0, 0, *dims), randomness="different")(own, [s.carriers for s in inner], *parts))
         found, out_structure = shape_of_results
         joined = [places.output(i).collect(next(results)) if leaf is _A_TENSOR else leaf for i, leaf in enumerate(found)]
     return pytree.tree_unflatten(joined, out_structure)
 
 
 _A_TENSOR = object()
+
+
+def _part(axis: Axis, leaf: Any, size: int) -> tuple[Any, int | None]:
+    """An argument as vmap gets it, and along which dimension it has samples."""
+    if isinstance(axis, SampleAxis):
+        return axis.parts(leaf, size), axis.dim + 1
+    if axis is WHOLE and isinstance(leaf, Tensor):
+        return leaf.unsqueeze(0), 0
+    return leaf, None
 
 
 @contextmanager

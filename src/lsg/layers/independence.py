@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.agreement import Agreement
-from lsg.layers.escapes import Escapes
+from lsg.layers.escapes import Escapes, used_outside
 from lsg.layers.kept_state import changed_state, put_back
 from lsg.layers.look import ADVICE, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
@@ -63,6 +63,7 @@ class Check:
             with self._quietly(is_eager):
                 try:
                     look = self._look(few, closely=False)
+                    look.refuse(self._is_random)
                     self._check_loss(look, size, inputs)
                     return self._judge(look, size, known)
                 except PrivacyError:
@@ -115,14 +116,14 @@ class Check:
     def _look(self, few: FewRecords, *, closely: bool = True) -> Look:
         """closely: change each record by itself; otherwise one, and then all others."""
         runs: list[set[int]] = [{i} for i in range(few.count if closely else 1)]
-        if few.count > 2 * _FEW and closely:  # each two of many samples are on different sides once
+        if few.count > 2 * _FEW:  # each two of many samples are on different sides once
             bits = range((few.count - 1).bit_length())
             runs = [{i for i in range(few.count) if (i >> bit) % 2 == side} for bit in bits for side in (0, 1)]
         base = Recording()
         with Escapes(self._model, self._modules) as escapes:
             kept = self._record(base, few.batch())
         if escapes.found:
-            raise NeedsRule(escapes.found)
+            raise NeedsRule(escapes.found, used_outside(escapes.name()))
         for number, changed in enumerate(runs):
             now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
@@ -145,7 +146,7 @@ class Check:
         self, base: Recording, few: FewRecords, number: int, changed: set[int], *, broken: bool = False
     ) -> dict[str, Any]:
         """A run with records changed. It must call the same layers."""
-        inputs = few.batch(changed, broken=broken)
+        inputs = few.batch(changed, version=number, broken=broken)
         recording = Recording(base, number, changed, few.count)
         kept = self._record(recording, inputs)
         if recording.differs is not None and not self._differs_anyway(base, inputs):
@@ -178,10 +179,11 @@ class Check:
     def _refuse_kept(self, kept: dict[str, Any], now: dict[str, Any], few: FewRecords) -> None:
         """A model must not keep what it computed from records: a buffer is published with the weights, and whatever is
         read at the next batch ties records to each other."""
-        for name in kept.keys() & now.keys():
+        buffers = {name for name, _ in self._model.named_buffers()}
+        for name in sorted(kept.keys() & now.keys(), key=lambda name: name not in buffers):
             a, b = kept[name], now[name]
             same = alike(a, b) if isinstance(a, Tensor) else a == b
-            if not same and (name in dict(self._model.named_buffers()) or self._remembers(few)):
+            if not same and (name in buffers or self._remembers(few)):
                 raise PrivacyError(
                     f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict publishes "
                     "buffers without noise, and what is read at the next batch ties records to each other. Keep no "
@@ -218,7 +220,6 @@ class Check:
 
     # -- judgement ---------------------------------------------------------------------------------------------------
     def _judge(self, as_is: Look, size: int, known: dict[Site, KnownCalls]) -> bool:
-        as_is.refuse(self._is_random)
         looks = [as_is]
         try:
             with moved_parameters([slot.parameter for slot in self._slots]):

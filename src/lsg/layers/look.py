@@ -22,8 +22,9 @@ class NeedsRule(BaseException):
     """Modules must run sample by sample: those around a site, or those that use a parameter past its own module. No
     Exception: only the recorder, which puts rules on modules, may catch it."""
 
-    def __init__(self, wanted: Sequence[tuple[Site | nn.Module, nn.Parameter | None]]) -> None:
-        super().__init__()
+    def __init__(self, wanted: Sequence[tuple[Site | nn.Module, nn.Parameter | None]], why: str) -> None:
+        """why: what to say where that cannot be done."""
+        super().__init__(why)
         self.wanted = wanted
 
 
@@ -59,11 +60,12 @@ class Look:
             if site is None and (trail.value.numel() == 1 or not trail.trains):
                 continue
             if axis is None and not (trail.trains is False and is_random(self, where)):
-                if site is not None and trail.of_one_each(self._owners):
-                    if apart:
-                        continue
-                    raise NeedsRule([(site, None)])
-                raise PrivacyError(f"samples of a batch influence each other {where}: {ADVICE}")
+                why = f"samples of a batch influence each other {where}: {ADVICE}"
+                if site is None or not trail.of_one_each(self._owners):
+                    raise PrivacyError(why)
+                if not apart:
+                    raise NeedsRule([(site, None)], why)
+                continue
             if axis is None or self._fewer is None or not trail.depends_on_number(axis, self.size, self._fewer):
                 continue
             if not is_random(self, where):

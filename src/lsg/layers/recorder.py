@@ -13,6 +13,7 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.agreement import VIEW_REFUSED
 from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
+from lsg.layers.escapes import used_outside
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.independence import Check
 from lsg.layers.look import NeedsRule
@@ -206,7 +207,7 @@ class Recorder:
         kind = self._kind(inputs) if kind is None else kind
         if self.batch.channels_last_norms is None:
             self.batch.channels_last_norms = True
-        finished, rules = None, None
+        finished, rules, why = None, None, ""
         while finished is None or rules != [site.rule for _, site in self._trained]:  # a subclass may change its rule
             rules = [site.rule for _, site in self._trained]
             known = self._known.setdefault(kind, {})
@@ -215,8 +216,12 @@ class Recorder:
             try:
                 finished = self._look(inputs, known)
             except NeedsRule as needed:
+                why = why or str(needed)
                 for place, parameter in needed.wanted:
-                    self._run_apart(self._around(place) if isinstance(place, Site) else place, parameter)
+                    if not self._run_apart(self._around(place) if isinstance(place, Site) else place, parameter):
+                        raise PrivacyError(why) from None
+            except PrivacyError as error:
+                raise PrivacyError(why or str(error)) from error
             except RuntimeError as error:
                 if not self.batch.channels_last_norms or VIEW_REFUSED not in str(error):
                     raise
@@ -230,7 +235,7 @@ class Recorder:
         assert self.batch.size is not None
         return check(self.batch.size, inputs, known)
 
-    def _around(self, site: Site) -> nn.Module:
+    def _around(self, site: Site) -> nn.Module | None:
         """The module whose forward calls a site's module."""
         module = next(module for module, other in self._trained if other is site)
         name = next((name for name, other in self.model.named_modules() if other is module), "")
@@ -239,21 +244,17 @@ class Recorder:
             around = self.model.get_submodule(name)
             if type(around).forward is not nn.Module.forward:  # lists and dictionaries of modules have none
                 return around
-        raise PrivacyError(
-            f"layer '{site.name}' gets samples in places that lsg cannot find by itself, nor can the model run sample by "
-            "sample: keep the samples in one dimension, in their order"
-        )
+        return None
 
-    def _run_apart(self, module: nn.Module, parameter: nn.Parameter | None) -> None:
-        """Let a module run sample by sample, with a parameter of another one that it uses among its own."""
+    def _run_apart(self, module: nn.Module | None, parameter: nn.Parameter | None) -> bool:
+        """Let a module run sample by sample, with a parameter of another one that it uses among its own. Returns
+        whether that is new."""
+        if module is None or (module is self.model and self.fast is not None):
+            return False
+        slots = [] if parameter is None else [slot for slot in self.slots.values() if slot.parameter is parameter]
         site = site_of(module)
-        slots = [] if parameter is None else [s for s in self.slots.values() if s.parameter is parameter]
-        if (self.fast is not None and module is self.model) or (site is not None and site.rule is not fallback_forward):
-            raise PrivacyError(
-                used_outside(slots[0].name) if slots else f"layer '{site.name if site else 'model'}' cannot run apart"
-            )
-        if site is not None and not slots:
-            raise PrivacyError(f"layer '{site.name}' computes something else sample by sample than for a batch")
+        if site is not None and (site.rule is not fallback_forward or not slots):
+            return False
         if site is None:
             name = next(name for name, other in self.model.named_modules() if other is module)
             site = Site(name or type(module).__name__, {}, self.batch, fallback_forward)
@@ -267,6 +268,7 @@ class Recorder:
             path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
             keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
             site.slots |= dict(zip(keys, slots, strict=True))
+        return True
 
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
         """What a forward has in common with others that the check need not look at again."""
@@ -386,13 +388,6 @@ def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:
         raise PrivacyError(used_outside(name))
 
     return hook
-
-
-def used_outside(name: str) -> str:
-    return (
-        f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of "
-        "its gradient has no per-sample rule; call the module instead, or freeze the parameter"
-    )
 
 
 def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -30,10 +30,15 @@ class FewRecords:
                 intact &= ~bad.reshape(size, -1).any(1).cpu()
         self._pool = intact.nonzero().flatten().tolist() or list(range(size))
 
-    def batch(self, changed: Collection[int] = (), count: int | None = None, *, broken: bool = False) -> tuple[Any, Any]:
-        """The first `count` records, new tensors at each call. broken: what is changed becomes NaN, where it can."""
+    def batch(
+        self, changed: Collection[int] = (), count: int | None = None, *, version: int = 0, broken: bool = False
+    ) -> tuple[Any, Any]:
+        """The first `count` records, new tensors at each call.
+
+        version: of what changed records become. broken: they become NaN, where they can.
+        """
         count = count or self.count
-        generator = torch.Generator().manual_seed(_SEED)
+        generator, of_others = (torch.Generator().manual_seed(_SEED + i) for i in (0, 1 + version))
         first: list[Tensor] = []
 
         def few(leaf: Tensor) -> Tensor:
@@ -41,9 +46,9 @@ class FewRecords:
                 return leaf.clone()
             first.append(leaf)
             rows = [self._record(leaf, self._number(i), i >= len(self._pool), generator) for i in range(self.count)]
-            away = self.count if len(self._pool) > self.count else 1  # another record, where there is one
+            away = version + (self.count if len(self._pool) > self.count else 1)  # another record, where there is one
             others = [
-                self._record(leaf, self._number(i + away), True, generator, unlike=rows[i]) for i in range(self.count)
+                self._record(leaf, self._number(i + away), True, of_others, unlike=rows[i]) for i in range(self.count)
             ]
             if broken and leaf.is_floating_point():
                 others = [torch.full_like(row, torch.nan) for row in rows]
