@@ -144,7 +144,7 @@ WAYS += ["view_met_before_and_after_writing"]
 def test_mixing_is_found_whatever_becomes_of_the_tensor(way: str) -> None:
     model = Mixing(way)
     attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match="before layer '(side|first)'"):  # 'first' where it gets it detached
+    with pytest.raises(PrivacyError, match=r"before layer '(side|first)'"):  # 'first' where it gets it detached
         model(torch.randn(4, 6))
 
 
@@ -410,7 +410,7 @@ def test_a_model_that_writes_to_its_inputs_is_checked_and_trained() -> None:
 
 
 class Keeps(nn.Module):
-    """Keeps a state as large as its batch, a count and its last input; and a running mean of its inputs, if asked to."""
+    """Keeps a state as large as its batch, a count and its last input; a running mean of its inputs, if asked to."""
 
     def __init__(self, *, statistics: bool = False) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ class Agreement:
                 a, b = torch.broadcast_tensors(a, b)
             if not alike(a, b, _LOOSE):
                 raise PrivacyError(
-                    f"samples of a batch influence each other in the backward, at '{name}': the gradient of a sample is "
+                    f"samples of a batch influence each other in the backward, at '{name}': a sample's gradient is "
                     f"another one beside other samples. {ADVICE[0].upper()}{ADVICE[1:]}. A loss that a model computes "
                     "itself must be a mean or a sum over samples (lsg.losses has such), and no hook may scale "
                     "gradients by those of a batch"
@@ -102,8 +102,8 @@ class Agreement:
             if is_out_of_memory(error) or VIEW_REFUSED in str(error):
                 raise
             raise PrivacyError(
-                f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples share "
-                "becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it only what broadcasts, or "
+                f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples "
+                "share becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it only what broadcasts, or "
                 "freeze the layer that it comes from"
             ) from error
         finally:
@@ -146,8 +146,8 @@ def _compare_results(look: Look, results: list[Tensor]) -> None:
     if len(kept) != len(results) or not all(alike):
         shapes = [tuple(r.shape) for r in results], [tuple(trail.value.shape) for trail in kept]
         raise PrivacyError(
-            f"the model returns something else with lsg's rules than without them (shapes {shapes[0]} for {shapes[1]}): "
-            "a value that samples share becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it "
+            f"the model returns something else with lsg's rules than without them (shapes {shapes[0]} for {shapes[1]})"
+            ": a value that samples share becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it "
             "only what broadcasts"
         )
 

@@ -33,7 +33,9 @@ def multihead_attention_forward(
     if is_causal and attn_mask is None:
         raise PrivacyError(f"layer '{site.name}': is_causal=True is a hint about attn_mask, which is missing")
     if query.dim() != 3:
-        raise PrivacyError(f"layer '{site.name}' got a query of shape {tuple(query.shape)}: it must be (B, tokens, width)")
+        raise PrivacyError(
+            f"layer '{site.name}' got a query of shape {tuple(query.shape)}: it must be (B, tokens, width)"
+        )
     # Keys and values have their samples where queries have them, or the module's own forward would refuse them.
     axis = places.input()
     carrier_of = Rows(site, axis, query, 2).carrier
@@ -93,9 +95,7 @@ def _projections(
     return tuple(p + shift for p, shift in zip(projected, shifts, strict=True))
 
 
-def _extra_token(
-    parameter: Tensor, slot: Slot | None, carrier_of: Callable[[Tensor], Tensor], like: Tensor
-) -> Tensor:
+def _extra_token(parameter: Tensor, slot: Slot | None, carrier_of: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     """bias_k or bias_v (1, 1, width) as one more token of each sample."""
     value: Any = parameter.detach()
     if slot is not None:

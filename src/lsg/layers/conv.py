@@ -185,9 +185,7 @@ def _as_one_sample(values: Tensor) -> Tensor:
     return values.contiguous().flatten().reshape(1, -1, *values.shape[2:])
 
 
-def conv_forward(
-    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, places: SamplePlaces, input: Tensor
-) -> Tensor:
+def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
     dtype = compute_dtype(input)
     images = Rows(site, places.input(), input, module.weight.dim() - 1)
     x = images.x.to(dtype)

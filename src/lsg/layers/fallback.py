@@ -26,7 +26,9 @@ LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad
 
 def fallback_forward(module: nn.Module, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
-    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)]  # it may call those, too
+    given = [
+        leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)
+    ]  # it may call those, too
     return _each_sample(module, site, places, _inner_slots(module, given), args, kwargs)
 
 
@@ -69,7 +71,9 @@ def _each_sample(
     shape_of_results: list[Any] = []  # leaves, with _A_TENSOR in a tensor's place, and their structure
 
     def one_sample(own: dict[str, tuple[Tensor, ...]], borrowed: list[tuple[Tensor, ...]], *parts: Any) -> list[Tensor]:
-        rows = [axis.one(part) if isinstance(axis, SampleAxis) else part for axis, part in zip(axes, parts, strict=True)]
+        rows = [
+            axis.one(part) if isinstance(axis, SampleAxis) else part for axis, part in zip(axes, parts, strict=True)
+        ]
         sample_args, sample_values = pytree.tree_unflatten(rows, structure)
         values = {f"module.{name}": value for name, value in _values(site.slots, own).items()}
         with ExitStack() as stack:
@@ -88,9 +92,13 @@ def _each_sample(
     parts, dims = [part for part, _ in split], [dim for _, dim in split]
     own = {name: slot.carriers for name, slot in site.slots.items()}
     with _named_errors(module, site):
-        results = iter(vmap(one_sample, in_dims=(0, 0, *dims), randomness="different")(own, [s.carriers for s in inner], *parts))
+        results = iter(
+            vmap(one_sample, in_dims=(0, 0, *dims), randomness="different")(own, [s.carriers for s in inner], *parts)
+        )
         found, out_structure = shape_of_results
-        joined = [places.output(i).collect(next(results)) if leaf is _A_TENSOR else leaf for i, leaf in enumerate(found)]
+        joined = [
+            places.output(i).collect(next(results)) if leaf is _A_TENSOR else leaf for i, leaf in enumerate(found)
+        ]
     return pytree.tree_unflatten(joined, out_structure)
 
 

@@ -151,8 +151,8 @@ class Check:
         kept = self._record(recording, inputs)
         if recording.differs is not None and not self._differs_anyway(base, inputs):
             raise PrivacyError(
-                f"samples of a batch influence each other before layer '{recording.differs.name}': whether and how it is "
-                f"called depends on values of the records. {ADVICE[0].upper()}{ADVICE[1:]}"
+                f"samples of a batch influence each other before layer '{recording.differs.name}': whether and how it "
+                f"is called depends on values of the records. {ADVICE[0].upper()}{ADVICE[1:]}"
             )
         return kept
 
@@ -185,8 +185,8 @@ class Check:
             same = alike(a, b) if isinstance(a, Tensor) else a == b
             if not same and (name in buffers or self._remembers(few)):
                 raise PrivacyError(
-                    f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict publishes "
-                    "buffers without noise, and what is read at the next batch ties records to each other. Keep no "
+                    f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict "
+                    "publishes buffers without noise, and what is read at the next batch ties records to each other. Keep no "
                     "statistics of data in a forward (lsg.fix(model) turns off those of norm layers)"
                 )
 
@@ -204,9 +204,7 @@ class Check:
                     self._batch.watch = None
             found.append(recording.places)
         first, second = ([place.trail.value for place in places] for places in found)
-        return len(first) != len(second) or any(
-            not alike(a, b) for a, b in zip(first, second, strict=True)
-        )
+        return len(first) != len(second) or any(not alike(a, b) for a, b in zip(first, second, strict=True))
 
     def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:
         """One that the model returns must be a mean or a sum over records."""
@@ -228,7 +226,9 @@ class Check:
                 if moved is not None:
                     moved.refuse(self._is_random)
                     looks.append(moved)
-                Agreement(self._model, self._run, self._sites, self._slots, self._batch).check(looks[-1], self._is_random)
+                Agreement(self._model, self._run, self._sites, self._slots, self._batch).check(
+                    looks[-1], self._is_random
+                )
         finally:
             recast(self._slots)
         for look in looks:

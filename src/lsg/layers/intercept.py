@@ -20,7 +20,6 @@ from lsg.layers.linear import linear, weight_slots
 from lsg.layers.samples import Axis, SamplePlaces
 from lsg.layers.site import Site
 
-
 FUNCTION = "function"  # stands before the input of a function in a call's leaves: it is no call of the module
 
 

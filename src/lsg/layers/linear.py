@@ -130,7 +130,8 @@ def linear(
     *,
     stored_inputs_first: bool = False,
 ) -> Tensor:
-    """`F.linear` with per-sample gradients, for samples along `axis` of x; `weight_slots` has three entries for a split query-key-value weight."""
+    """`F.linear` with per-sample gradients, for samples along `axis` of x; `weight_slots` has three entries for a split
+    query-key-value weight."""
     dtype = compute_dtype(x)
     x_B, x_cast = site.split(x, axis), None
     if x_B.dtype != dtype and can_share(x_B):

@@ -110,4 +110,3 @@ class Look:
     def _axes_of(self, leaves: list[Any]) -> tuple[Axis, ...]:
         found = (self.axis(leaf) if isinstance(leaf, Trail) else SHARED for leaf in leaves)
         return tuple(SHARED if axis is None else axis for axis in found)
-

@@ -187,7 +187,8 @@ class _GroupNorm(torch.autograd.Function):
 def _channel_affine(module: Any, normalised: Tensor, carriers: tuple[Tensor | None, ...]) -> Tensor:
     """normalised (B, channels, *space) * scale + shift; autograd sums the carriers' gradients over space."""
     y = normalised
-    for value, combine, carrier in zip((module.weight, module.bias), (torch.mul, torch.add), carriers, strict=True):
+    combines: tuple[Any, Any] = torch.mul, torch.add
+    for value, combine, carrier in zip((module.weight, module.bias), combines, carriers, strict=True):
         if value is not None:
             plain = value.detach().to(y.dtype)
             wide = plain.expand(1, -1) if carrier is None else (plain + carrier).to(y.dtype)

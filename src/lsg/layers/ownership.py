@@ -173,7 +173,9 @@ class Recording:
             call = Call(site, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
             self.calls.append(call)
             where = f"before layer '{site.name}'"
-            self.places += [Place(where, leaf, site, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)]
+            self.places += [
+                Place(where, leaf, site, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)
+            ]
             return call
         position, self._position = self._position, self._position + 1
         known = self._reference.calls
@@ -192,7 +194,9 @@ class Recording:
             if not call.may_mix:
                 return
             where = f"in layer '{call.site.name}' ({call.kind})"
-            self.places += [Place(where, leaf, call.site, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)]
+            self.places += [
+                Place(where, leaf, call.site, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)
+            ]
         elif call is not None and call.may_mix:
             self._note_all(call.outputs, leaves)
 

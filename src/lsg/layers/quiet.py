@@ -43,8 +43,9 @@ class without_dropout(TorchFunctionMode):  # noqa: N801 - reads as the context t
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
-            args, kwargs = (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]), kwargs | (
-                {} if len(args) > 4 else {"dropout_p": 0.0}
+            args, kwargs = (
+                (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]),
+                kwargs | ({} if len(args) > 4 else {"dropout_p": 0.0}),
             )
         elif func is F.multi_head_attention_forward:
             if len(args) > 10:

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.agreement import VIEW_REFUSED
-from lsg.layers.fast_forward import FastForward, pad_rows
-from lsg.layers.graphed import CudaTape
 from lsg.layers.escapes import used_outside
 from lsg.layers.fallback import fallback_forward
+from lsg.layers.fast_forward import FastForward, pad_rows
+from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import Check
 from lsg.layers.look import NeedsRule
 from lsg.layers.outer import OuterProducts

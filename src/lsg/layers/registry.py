@@ -117,9 +117,9 @@ def rule_for(module: nn.Module) -> Rule:
     if type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
         return _CONV1D  # named, not imported: transformers is an extra
     encoders = module._modules.get("prompt_encoder")
-    if hasattr(module, "get_prompt") and isinstance(encoders, nn.ModuleDict):
-        if {type(encoder).__name__ for encoder in encoders.values()} <= _PROMPT_ENCODERS:
-            return _PROMPT
+    kinds = {type(encoder).__name__ for encoder in encoders.values()} if isinstance(encoders, nn.ModuleDict) else set()
+    if kinds and kinds <= _PROMPT_ENCODERS and hasattr(module, "get_prompt"):
+        return _PROMPT
     if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
         for method, relative_rule in _RELATIVE_BIAS.items():
             if hasattr(module, method):

@@ -71,8 +71,8 @@ class RootForward:
             events.batch.in_forward = False
         if again:
             raise PrivacyError(
-                f"{unknown} is called in a way that the check on a few records of the batch does not see, so lsg cannot "
-                "know where its samples are: let the model do with many records what it does with few"
+                f"{unknown} is called in a way that the check on a few records of the batch does not see, so lsg "
+                "cannot know where its samples are: let the model do with many records what it does with few"
             )
         torch.set_rng_state(random)
         events.check(inputs)

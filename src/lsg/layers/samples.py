@@ -109,17 +109,11 @@ class Whole:
         return y.squeeze(0)
 
 
-@dataclass(frozen=True)
-class Count:
-    """No tensor, but a whole number that says how many samples there are."""
-
-    def split(self, x: Tensor, size: int) -> Tensor:
-        raise AssertionError("a number has no samples")
-
-    join = collect = split  # type: ignore[assignment]
+class Count(Whole):
+    """No tensor, but a whole number that says how many samples there are: one, in a batch of one."""
 
 
-Axis = SampleAxis | Shared | Whole | Count
+Axis = SampleAxis | Shared | Whole
 SHARED, WHOLE, COUNT = Shared(), Whole(), Count()
 
 

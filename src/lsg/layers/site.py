@@ -18,7 +18,7 @@ from lsg.layers.last_cast import LastCast
 from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, leaves_of, signature
 from lsg.layers.slot import Slot
 
-RuleForward = Callable[..., Any]  # (module, site, places, *args, **kwargs) -> what the module's own forward would return
+RuleForward = Callable[..., Any]  # (module, site, places, *args, **kwargs) -> what the module's own forward returns
 Watch = Callable[[nn.Module, "Site", tuple[Any, ...], dict[str, Any]], Any]  # runs the module's own forward
 Witness = Callable[["Site", int, Any], None]  # what a rule returned, and for which of the site's calls
 
@@ -196,7 +196,8 @@ def _through_rule(method: str) -> Callable[..., Any]:
     return forward
 
 
-_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in ("forward", "compute_bias", "compute_position_bias", "get_prompt")}
+_METHODS = ("forward", "compute_bias", "compute_position_bias", "get_prompt")
+_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in _METHODS}
 
 
 def is_private(model: nn.Module) -> bool:
