@@ -38,20 +38,16 @@ class Agreement:
         """Raise PrivacyError where the model is another with its rules, or where a backward mixes samples."""
         known = {site: KnownCalls() for site in self._sites}
         look.learn(known, look.size)
-        try:
-            self._check(look, known, is_random)
-        except PrivacyError as error:
-            if not look.sharing():
-                raise
-            raise NeedsRule(look.sharing(), str(error)) from None  # that what they share is shared no more may be why
-
-    def _check(self, look: Look, known: dict[Site, KnownCalls], is_random: Callable[[Look, str], bool]) -> None:
         with self._on_few(look.size, known):
-            others = set(range(1, look.size))
-            with put_back(self._model):  # which a backward may need as the forward left it
-                first = self._gradients(look, set(), lambda site, n, out: _compare(look, site, n, out, is_random))
+            try:
+                with put_back(self._model):  # which a backward may need as the forward left it
+                    first = self._gradients(look, set(), lambda site, n, out: _compare(look, site, n, out, is_random))
+            except PrivacyError as error:  # that what samples share is one of each of them may be why
+                if not look.sharing():
+                    raise
+                raise NeedsRule(look.sharing(), str(error)) from None
             with put_back(self._model):
-                second = self._gradients(look, others, None)
+                second = self._gradients(look, set(range(1, look.size)), None)
         for (name, before), (_, after) in zip(first, second, strict=True):
             mine = [None if gradient is None else gradient[0] for gradient in (before, after)]
             a, b = (torch.zeros(()) if value is None else value for value in mine)
@@ -103,8 +99,8 @@ class Agreement:
                 raise
             raise PrivacyError(
                 f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples "
-                "share becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it only what broadcasts, or "
-                "freeze the layer that it comes from"
+                "share becomes one for each sample, (1, ...) or (...) becomes (B, ...). Do with it only what "
+                "broadcasts, or freeze the layer that it comes from"
             ) from error
         finally:
             self._batch.witness, self._batch.in_forward = None, False

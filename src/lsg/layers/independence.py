@@ -128,8 +128,9 @@ class Check:
             now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
         if not closely:
-            runs.append(set(range(1, few.count)))
-            self._again(base, few, len(runs) - 1, runs[-1])
+            for _ in range(2):
+                runs.append(set(range(1, few.count)))
+                self._again(base, few, len(runs) - 1, runs[-1])
             if few.can_break:
                 runs.append({0})
                 self._again(base, few, len(runs) - 1, runs[-1], broken=True)
@@ -186,8 +187,8 @@ class Check:
             if not same and (name in buffers or self._remembers(few)):
                 raise PrivacyError(
                     f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict "
-                    "publishes buffers without noise, and what is read at the next batch ties records to each other. Keep no "
-                    "statistics of data in a forward (lsg.fix(model) turns off those of norm layers)"
+                    "publishes buffers without noise, and what is read at the next batch ties records to each other. "
+                    "Keep no statistics of data in a forward (lsg.fix(model) turns off those of norm layers)"
                 )
 
     def _remembers(self, few: FewRecords) -> bool:

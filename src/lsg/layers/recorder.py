@@ -190,12 +190,16 @@ class Recorder:
             if self.batch.size > size:
                 inputs = pad_rows(inputs, size, self.batch.size)
         kind = self._kind(inputs)
-        if kind not in self._finished and self.batch.size is not None and self.batch.size > 1:
+        if kind not in self._finished and self.batch.size is not None and not self._is_single(kind):
             self.check(inputs, kind)
-        known = self._known.get(kind)
+        known = self._known.get(kind, {})
         for _, site in self._trained:
-            site.begin(_NOTHING_KNOWN if known is None else known[site])
+            site.begin(known.get(site, _NOTHING_KNOWN))  # one that was added since is unknown
         return inputs
+
+    def _is_single(self, kind: Any) -> bool:
+        """Whether a batch is of one sample, and the model was looked at with several in the same mode."""
+        return self.batch.size == 1 and any(modes == kind[0] for modes, _ in self._finished)
 
     def _restart(self) -> None:
         """Calls of layers are numbered from the beginning of each run."""

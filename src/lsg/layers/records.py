@@ -48,7 +48,7 @@ class FewRecords:
             rows = [self._record(leaf, self._number(i), i >= len(self._pool), generator) for i in range(self.count)]
             away = version + (self.count if len(self._pool) > self.count else 1)  # another record, where there is one
             others = [
-                self._record(leaf, self._number(i + away), True, of_others, unlike=rows[i]) for i in range(self.count)
+                self._record(leaf, self._number(i + away), True, of_others, version, rows[i]) for i in range(self.count)
             ]
             if broken and leaf.is_floating_point():
                 others = [torch.full_like(row, torch.nan) for row in rows]
@@ -73,9 +73,15 @@ class FewRecords:
         return found[:1] if self._first_alone else found
 
     def _record(
-        self, leaf: Tensor, number: int, moved: bool, generator: torch.Generator, unlike: Tensor | None = None
+        self,
+        leaf: Tensor,
+        number: int,
+        moved: bool,
+        generator: torch.Generator,
+        version: int = 0,
+        unlike: Tensor | None = None,
     ) -> Tensor:
-        """A record's row of an input; where it is to be moved, not quite as it is."""
+        """A record's row of an input; where it is to be moved, not quite as it is. version: in which way."""
         row = leaf[number].detach()
         if row.is_floating_point():
             row = row.nan_to_num(0.0, 0.0, -torch.inf)
@@ -85,8 +91,13 @@ class FewRecords:
         few_values = leaf.detach()[:4].unique().numel() <= 2
         if row.is_floating_point() and not few_values:
             return _moved(row, noise.to(row.dtype))
+        values = leaf.detach().reshape(-1)
+        indices = not row.is_floating_point() and row.dtype != torch.bool and not few_values
+        if indices and version % 3 == 1:  # as short as records can be, if the smallest is padding; all alike
+            return torch.full_like(row, int(values.min()))
+        if indices and version % 3 == 2:
+            return torch.full_like(row, int(values.max()))
         if unlike is not None and torch.equal(row, unlike):  # indices or a mask: values that occur, in other places
-            values = leaf.detach().reshape(-1)
             picked = torch.randint(values.numel(), row.shape, generator=generator).to(row.device)
             return values[picked].clone()
         return row.clone()
