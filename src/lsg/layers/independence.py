@@ -128,9 +128,10 @@ class Check:
             now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
         if not closely:
-            for _ in range(2):
-                runs.append(set(range(1, few.count)))
-                self._again(base, few, len(runs) - 1, runs[-1])
+            # All but one, which becomes the longest, the only one of its kind, or what else there is among others.
+            for changed, version in ((range(1, few.count), 1), (range(few.count - 1), 1), (range(1, few.count), 2)):
+                runs.append(set(changed))
+                self._again(base, few, len(runs) - 1, runs[-1], version)
             if few.can_break:
                 runs.append({0})
                 self._again(base, few, len(runs) - 1, runs[-1], broken=True)
@@ -144,10 +145,17 @@ class Check:
         return Look(few, base, owners, fewer)
 
     def _again(
-        self, base: Recording, few: FewRecords, number: int, changed: set[int], *, broken: bool = False
+        self,
+        base: Recording,
+        few: FewRecords,
+        number: int,
+        changed: set[int],
+        version: int | None = None,
+        *,
+        broken: bool = False,
     ) -> dict[str, Any]:
         """A run with records changed. It must call the same layers."""
-        inputs = few.batch(changed, version=number, broken=broken)
+        inputs = few.batch(changed, version=number if version is None else version, broken=broken)
         recording = Recording(base, number, changed, few.count)
         kept = self._record(recording, inputs)
         if recording.differs is not None and not self._differs_anyway(base, inputs):

@@ -46,6 +46,8 @@ class FewRecords:
                 return leaf.clone()
             first.append(leaf)
             rows = [self._record(leaf, self._number(i), i >= len(self._pool), generator) for i in range(self.count)]
+            if _largest_index(leaf) > 1:  # a short one, beside which others are longer
+                rows[-1] = self._record(leaf, self._number(self.count - 1), True, generator, version=3)
             away = version + (self.count if len(self._pool) > self.count else 1)  # another record, where there is one
             others = [
                 self._record(leaf, self._number(i + away), True, of_others, version, rows[i]) for i in range(self.count)
@@ -92,15 +94,19 @@ class FewRecords:
         if row.is_floating_point() and not few_values:
             return _moved(row, noise.to(row.dtype))
         values = leaf.detach().reshape(-1)
-        indices = not row.is_floating_point() and row.dtype != torch.bool and not few_values
-        if indices and version % 3 == 1:  # as short as records can be, if the smallest is padding; all alike
-            return torch.full_like(row, int(values.min()))
-        if indices and version % 3 == 2:
-            return torch.full_like(row, int(values.max()))
+        largest = _largest_index(leaf)
+        if largest > 1 and version % 4:  # indices: all padding, if 0 is that; all alike; a short record
+            end = row.shape[-1] // 2 if row.dim() and version % 4 == 3 else 0
+            filler = torch.full_like(row, largest if version % 4 == 2 else 0)
+            return torch.cat([row[..., :end], filler[..., end:]], -1) if row.dim() else filler
         if unlike is not None and torch.equal(row, unlike):  # indices or a mask: values that occur, in other places
             picked = torch.randint(values.numel(), row.shape, generator=generator).to(row.device)
             return values[picked].clone()
         return row.clone()
+
+
+def _largest_index(leaf: Tensor) -> int:
+    return int(leaf.max()) if not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool) else 0
 
 
 def _moved(row: Tensor, noise: Tensor) -> Tensor:
