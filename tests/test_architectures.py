@@ -60,6 +60,40 @@ def distilbert() -> nn.Module:
     return t.DistilBertForSequenceClassification(config)
 
 
+def deberta() -> nn.Module:
+    """Its table of relative positions goes through layers as a matrix."""
+    config = t.DebertaConfig(**SMALL, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    return t.DebertaForSequenceClassification(config)
+
+
+def deberta_v3() -> nn.Module:
+    kind = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0}
+    config = t.DebertaV2Config(**SMALL, **kind, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    return t.DebertaV2ForSequenceClassification(config)
+
+
+def xlnet() -> nn.Module:
+    """Positions first, samples second."""
+    return t.XLNetForSequenceClassification(t.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=24))
+
+
+def beit() -> nn.Module:
+    config = t.BeitConfig(**SMALL, image_size=8, patch_size=4, use_relative_position_bias=True, drop_path_rate=0.0)
+    return t.BeitForImageClassification(config)
+
+
+def clip() -> nn.Module:
+    vision = SMALL | {"image_size": 8, "patch_size": 4, "projection_dim": 8}
+    return t.CLIPForImageClassification(t.CLIPConfig(vision_config=vision, text_config=dict(SMALL), num_labels=3))
+
+
+def swin() -> nn.Module:
+    """Windows of all samples in the batch dimension."""
+    sizes = {"image_size": 8, "patch_size": 1, "embed_dim": 8, "window_size": 4}
+    config = t.SwinConfig(**sizes, depths=[1, 2], num_heads=[2, 2], drop_path_rate=0.0)
+    return t.SwinForImageClassification(config)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor] | Tensor]]] = {
     "bert": (lambda: t.BertForSequenceClassification(t.BertConfig(**SMALL)), text),
     "roberta": (lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**SMALL)), text),
@@ -70,6 +104,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor] 
     "llama": (llama, text),
     "t5_encoder": (t5, text),
     "vit": (lambda: t.ViTForImageClassification(t.ViTConfig(**SMALL, image_size=8, patch_size=4)), image),
+    "deberta": (deberta, text),
+    "deberta-v3": (deberta_v3, text),
+    "xlnet": (xlnet, text),
+    "beit": (beit, image),
+    "clip": (clip, image),
+    "swin": (swin, image),
     "wrn28-2": (lambda: wrn28(2), pixels),
     "wrn28-4": (lambda: wrn28(4), pixels),
     "small_cnn": (lambda: small_cnn(10, 3, 8), pixels),
@@ -108,8 +148,8 @@ def test_per_sample_gradients_in_double_precision(name: str, method: Method) -> 
     model = no_dropout(make()).double()
     inputs = batch()
     inputs = inputs.double() if isinstance(inputs, Tensor) else as_double(inputs)
-    # Llama's and T5's norms compute in float32 whatever the model's dtype.
-    tolerance = 1e-6 if name in ("llama", "t5_encoder") else 1e-10
+    # Llama's, T5's and DeBERTa's norms compute in float32 whatever the model's dtype.
+    tolerance = 1e-6 if name in ("llama", "t5_encoder", "deberta") else 1e-10
     assert_per_sample_gradients(model, method, inputs, B, loss, tolerance)
 
 
