@@ -46,6 +46,8 @@ def run(seeds: Iterable[int], processes: int) -> list[tuple[int, Outcome, float]
         for result in pool.imap_unordered(attack, seeds, chunksize=20):
             found.append(result)
             counts[result[1].kind] += 1
+            if result[1].kind in ("silent", "crash"):
+                print(f"seed {result[0]}: {result[1]}", flush=True)
             if len(found) % 200 == 0 or len(found) == len(seeds):
                 rate = len(found) / (time.monotonic() - start)
                 left = (len(seeds) - len(found)) / rate

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,7 +31,9 @@ def problems(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
     for name, module in model.named_modules():
         label = f"module '{name or 'model'}' ({type(module).__name__})"
         own = [p for p in module.parameters(recurse=False) if id(p) in trained_ids]
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, torch.jit.ScriptModule):
+            found.append(f"{label} is compiled by TorchScript, which has no place for rules; give the Python module")
+        elif isinstance(module, _BatchNorm):
             # One that trains nothing is taken to be meant for evaluation mode, and refused if it runs in another.
             if not has_statistics(module) or (own and module.training):
                 found.append(f"{label} mixes the samples of a batch; lsg.fix(model) turns it into GroupNorm")

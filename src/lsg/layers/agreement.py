@@ -176,7 +176,9 @@ def _losses(look: Look, results: list[Tensor], changed: set[int]) -> Iterator[tu
             continue
         if isinstance(axis, SampleAxis):
             each = axis.split(result.detach(), look.size)
+            # Those of others are long: what shortens the gradient of a batch shows.
             drawn = [_drawn(each[i], number, i + look.size * (i in changed)) for i in range(look.size)]
+            drawn = [value * (1000 if i in changed else 1) for i, value in enumerate(drawn)]
             yield result, axis.join(torch.stack(drawn), result, look.size)
         elif result.numel() == 1:
             yield result, torch.ones_like(result)

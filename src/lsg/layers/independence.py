@@ -10,20 +10,23 @@ It runs before the first batch of each kind is trained on (`Recorder` knows whic
    outputs, are others.
 """
 
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.agreement import Agreement
 from lsg.layers.escapes import Escapes, used_outside
+from lsg.layers.fallback import fallback_forward
 from lsg.layers.kept_state import changed_state, put_back
-from lsg.layers.look import ADVICE, Look, NeedsRule
+from lsg.layers.look import ADVICE, Expected, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
 from lsg.layers.ownership import Decisions, Recording, alike
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
@@ -35,6 +38,8 @@ from lsg.losses import Reduction
 _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever they are
 _SLOW = 1.0  # seconds from which on the check says what it does
 _OTHER_SEED = 30  # the number of a run with other random numbers
+# The first numbers drawn from one are small, from the other large: a branch at random is taken once, and once not.
+_LOW, _HIGH = 1902, 1710
 _RUNS = 16  # about as many forwards of a few records as the check takes
 
 
@@ -54,7 +59,9 @@ class Check:
         self._modules, self._sites = sites, [site for _, site in sites]
         self._loss_reduction: Reduction = loss_reduction
         self._devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
-        self._told = False
+        self._told, self._seed = False, _LOW
+        self._dropout: without_dropout | None = None
+        self.expected: Expected | None = None
 
     def __call__(self, size: int, inputs: tuple[Any, Any], known: dict[Site, KnownCalls]) -> bool:
         """Raise PrivacyError, naming the first place where samples have been mixed, if there is one. Otherwise add what
@@ -86,17 +93,22 @@ class Check:
         with ExitStack() as stack:
             if is_eager:
                 stack.enter_context(eagerly())
-                stack.enter_context(without_dropout())  # of which a compiler knows nothing
+                self._dropout = stack.enter_context(without_dropout())  # of which a compiler knows nothing
             stack.enter_context(torch.random.fork_rng(devices=self._devices))
+            stack.callback(random.setstate, random.getstate())
+            stack.callback(np.random.set_state, np.random.get_state())
             stack.enter_context(torch.enable_grad())
             stack.enter_context(put_back(self._model))
             yield
 
-    def _run(self, inputs: tuple[Any, Any], seed: int = 0) -> Any:
+    def _run(self, inputs: tuple[Any, Any], seed: int | None = None) -> Any:
         """One forward, with the same random numbers as any other of that seed."""
+        seed = self._seed if seed is None else seed
         for site in self._sites:
             site.calls = 0
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
         began = time.perf_counter()
         args, kwargs = inputs
         output = self._forward(*args, **kwargs)
@@ -115,6 +127,7 @@ class Check:
     # -- without rules -----------------------------------------------------------------------------------------------
     def _look(self, few: FewRecords, *, closely: bool = True) -> Look:
         """closely: change each record by itself; otherwise one, and then all others."""
+        self._seed = _HIGH if closely else _LOW
         runs: list[set[int]] = [{i} for i in range(few.count if closely else 1)]
         if few.count > 2 * _FEW:  # each two of many samples are on different sides once
             bits = range((few.count - 1).bit_length())
@@ -122,6 +135,7 @@ class Check:
         base = Recording()
         with Escapes(self._model, self._modules) as escapes:
             kept = self._record(base, few.batch())
+        self._refuse_kept_apart(kept)
         if escapes.found:
             raise NeedsRule(escapes.found, used_outside(escapes.name()))
         for number, changed in enumerate(runs):
@@ -129,12 +143,13 @@ class Check:
             self._refuse_kept(kept, now_kept, few)
         if not closely:
             # All but one, which becomes the longest, the only one of its kind, or what else there is among others.
-            for changed, version in ((range(1, few.count), 1), (range(few.count - 1), 1), (range(1, few.count), 2)):
-                runs.append(set(changed))
+            for others, version in ((range(1, few.count), 1), (range(few.count - 1), 1), (range(1, few.count), 2)):
+                runs.append(set(others))
                 self._again(base, few, len(runs) - 1, runs[-1], version)
             if few.can_break:
                 runs.append({0})
-                self._again(base, few, len(runs) - 1, runs[-1], broken=True)
+                with suppress(ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError):  # it refuses NaN
+                    self._again(base, few, len(runs) - 1, runs[-1], broken=True)
         fewer = few.count - 1 if few.count <= _FEW + 1 else None
         if fewer is not None:
             try:
@@ -173,7 +188,7 @@ class Check:
         self._record(other, inputs, seed=2)
         return again.differs is not other.differs
 
-    def _record(self, recording: Recording, inputs: tuple[Any, Any], seed: int = 0) -> dict[str, Any]:
+    def _record(self, recording: Recording, inputs: tuple[Any, Any], seed: int | None = None) -> dict[str, Any]:
         """Returns what the model keeps of the run."""
         self._batch.watch = recording
         try:
@@ -184,6 +199,19 @@ class Check:
         finally:
             self._batch.watch = None
         return kept
+
+    def _refuse_kept_apart(self, kept: dict[str, Any]) -> None:
+        """What a module computes sample by sample is of no use outside of it."""
+        paths = {id(module): path for path, module in self._model.named_modules()}
+        apart = [paths.get(id(module), "") for module, site in self._modules if site.rule is fallback_forward]
+        for name, value in kept.items():
+            owner = name.rpartition(".")[0]
+            inside = any(not path or owner == path or owner.startswith(path + ".") for path in apart)
+            if isinstance(value, Tensor) and inside:
+                raise PrivacyError(
+                    f"module '{owner or type(self._model).__name__}' keeps a tensor that it computes, '{name}', and "
+                    "runs sample by sample, as it uses parameters of its own: return the tensor, or freeze those"
+                )
 
     def _refuse_kept(self, kept: dict[str, Any], now: dict[str, Any], few: FewRecords) -> None:
         """A model must not keep what it computed from records: a buffer is published with the weights, and whatever is
@@ -217,7 +245,7 @@ class Check:
 
     def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:
         """One that the model returns must be a mean or a sum over records."""
-        if any(trail.trains and trail.value.dim() == 0 for trail in look.base.output):
+        if any(trail.trains and trail.value.numel() == 1 for trail in look.base.output):
             self._batch.watch = lambda module, site, args, kwargs: site.plain(*args, **kwargs)
             try:
                 with put_back(self._model):
@@ -232,6 +260,7 @@ class Check:
             with moved_parameters([slot.parameter for slot in self._slots]):
                 recast(self._slots)
                 moved = self._look_again(as_is.few)
+                self._seed = _LOW if moved is None else _HIGH
                 if moved is not None:
                     moved.refuse(self._is_random)
                     looks.append(moved)
@@ -242,6 +271,8 @@ class Check:
             recast(self._slots)
         for look in looks:
             look.learn(known, size)
+        if self._dropout is not None and not self._dropout.used:
+            self.expected = as_is.expected()
         return all(look.intact() >= 2 for look in looks)
 
     def _look_again(self, few: FewRecords) -> Look | None:

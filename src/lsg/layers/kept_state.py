@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _SINGLE = (Tensor, int, float, type(None))  # of what a module keeps, what a forward may change
 _CONTAINERS = (list, dict, set, deque)
+_LARGE = 2**20
 
 
 def _spaces(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
@@ -17,7 +19,7 @@ def _spaces(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = []
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
-        found += [(prefix, module._buffers), (prefix, module.__dict__)]
+        found += [(prefix, module._buffers), (prefix, module.__dict__), (prefix, module._parameters)]
     return found
 
 
@@ -27,8 +29,13 @@ def _kept(space: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in space.items()
-        if name not in own and (isinstance(value, _SINGLE) or _is_container(name, value))
+        if name not in own and (isinstance(value, _SINGLE) or _is_container(name, value)) and not _is_weight(value)
     }
+
+
+def _is_weight(value: Any) -> bool:
+    """What is trained, or frozen and large, is no state: that a forward writes to it is not looked for."""
+    return isinstance(value, nn.Parameter) and (value.requires_grad or value.numel() > _LARGE)
 
 
 def _is_container(name: str, value: Any) -> bool:
@@ -41,7 +48,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
     spaces = [space for _, space in _spaces(model)]
     kept = [_kept(space) for space in spaces]
     tensors = [value for found in kept for value in found.values() if isinstance(value, Tensor)]
-    values = {id(t): (t._version, t.detach().clone()) for t in tensors if not t.is_inference()}
+    values = {id(t): t.detach().clone() for t in tensors if not t.is_inference()}
     contents = [{n: v.copy() for n, v in found.items() if isinstance(v, _CONTAINERS)} for found in kept]
     try:
         yield
@@ -68,10 +75,22 @@ def changed_state(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _mark(value: Any) -> Any:
-    """Another one after a change."""
+    """Another one after a change. By value: who writes through `.data` leaves no other trace."""
     if isinstance(value, Tensor):
-        return id(value), value._version if not value.is_inference() else None
+        return _Value(value.detach().clone())
     return _identities(value) if isinstance(value, _CONTAINERS) else value
+
+
+class _Value:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value) or self.tensor.shape != other.tensor.shape:
+            return False
+        return torch.equal(self.tensor.nan_to_num(0.5), other.tensor.nan_to_num(0.5))
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _content(value: Any) -> Any:
@@ -94,10 +113,13 @@ def _refill(container: Any, content: Any) -> None:
         container.update(content) if isinstance(container, dict | set) else container.extend(content)
 
 
-def _as_before(value: Any, values: dict[int, tuple[int, Tensor]]) -> Any:
-    if id(value) not in values or value._version == values[id(value)][0]:
+def _as_before(value: Any, values: dict[int, Tensor]) -> Any:
+    if id(value) not in values or _Value(value.detach()) == _Value(values[id(value)]):
         return value
-    before = values[id(value)][1]
+    before = values[id(value)]
+    if isinstance(value, nn.Parameter):
+        value.data.copy_(before)
+        return value
     try:
         return value.detach_().copy_(before)
     except RuntimeError:  # a view cannot be detached in place

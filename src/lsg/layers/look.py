@@ -1,14 +1,14 @@
 """A look at a model without its rules: its recorded forward, and where the samples are at every place of it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
-from lsg.layers.ownership import Call, Recording, Trail, locate
+from lsg.layers.ownership import Call, Recording, Trail, alike, locate
 from lsg.layers.records import FewRecords
-from lsg.layers.samples import COUNT, SHARED, Axis, SamplePlaces, signature_at
+from lsg.layers.samples import COUNT, SHARED, Axis, SampleAxis, SamplePlaces, signature_at
 from lsg.layers.site import KnownCalls, Site
 
 ADVICE = (
@@ -26,6 +26,24 @@ class NeedsRule(BaseException):
         """why: what to say where that cannot be done."""
         super().__init__(why)
         self.wanted = wanted
+
+
+class Expected(NamedTuple):
+    """What the model returned for some records of a batch, among few: all of the batch must not change it."""
+
+    records: list[int]
+    results: list[tuple[Axis | None, Tensor]]
+
+    def refuse_others(self, results: list[Tensor], size: int) -> None:
+        """Raise PrivacyError if the model returned something else for them in a batch of `size`."""
+        for (axis, wanted), result in zip(self.results, results, strict=False):
+            if isinstance(axis, SampleAxis) and result.requires_grad:
+                found = axis.split(result.detach(), size)[self.records]
+                if found.shape == wanted.shape and not alike(wanted, found.to(wanted.dtype), 300.0):
+                    raise PrivacyError(
+                        f"samples of a batch influence each other before the model's output: in a batch of {size} the "
+                        f"model returns something else for a sample than among few. {ADVICE[0].upper()}{ADVICE[1:]}"
+                    )
 
 
 class Look:
@@ -91,6 +109,15 @@ class Look:
         """Samples without NaN, at the place that has fewest of them."""
         axes = ((place.trail, self.axis(place.trail)) for place in self.base.places)
         return min((trail.intact(axis, self.size) for trail, axis in axes if axis is not None), default=self.size)
+
+    def expected(self) -> Expected | None:
+        """For records that are in the few as they are in the batch, where there are any."""
+        records = self.few.as_they_are
+        if not records:
+            return None
+        axes = [(self.axis(trail), trail.value) for trail in self.base.output]
+        rows = [(a, a.split(v, self.size)[: len(records)] if isinstance(a, SampleAxis) else v) for a, v in axes]
+        return Expected(records, rows)
 
     def learn(self, known: dict[Site, KnownCalls], size: int) -> None:
         """Add how each call looks in a batch of `size` samples, and where its samples are."""

@@ -122,7 +122,8 @@ class _Probe:
     def _losses(self, inputs: dict[str, Any]) -> list[Tensor]:
         named = {name: inputs[name] for name in self._named}
         output = self._run(*(inputs[name] for name in self._positional), **named)
-        return [t.detach() for t in _tensors(output) if t.dim() == 0 and t.requires_grad and t.is_floating_point()]
+        found = [t for t in _tensors(output) if t.numel() == 1 and t.requires_grad and t.is_floating_point()]
+        return [t.detach().reshape(()) for t in found]
 
     def returns_loss(self) -> bool:
         return bool(self.losses(slice(None)))

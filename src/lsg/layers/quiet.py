@@ -38,11 +38,19 @@ def _run_at_once(function: Callable[..., Any], preserve_rng_state: bool, *args: 
 class without_dropout(TorchFunctionMode):  # noqa: N801 - reads as the context that it is
     """Dropout drops nothing: rules may draw its random numbers in another order, and runs are to be compared."""
 
+    used = False  # whether there was any
+
+    def __enter__(self) -> "without_dropout":
+        super().__enter__()
+        return self
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
+            self.used = True
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
+            self.used |= bool(args[4] if len(args) > 4 else kwargs.get("dropout_p"))
             args, kwargs = (
                 (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]),
                 kwargs | ({} if len(args) > 4 else {"dropout_p": 0.0}),

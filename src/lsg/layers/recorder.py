@@ -16,8 +16,10 @@ from lsg.layers.fallback import fallback_forward
 from lsg.layers.fast_forward import FastForward, pad_rows
 from lsg.layers.graphed import CudaTape
 from lsg.layers.independence import Check
-from lsg.layers.look import NeedsRule
+from lsg.layers.kept_state import tensors_in
+from lsg.layers.look import Expected, NeedsRule
 from lsg.layers.outer import OuterProducts
+from lsg.layers.records import mapped
 from lsg.layers.registry import faster_frozen
 from lsg.layers.root import Reaching, RootForward
 from lsg.layers.samples import signature
@@ -73,6 +75,7 @@ class Recorder:
         # Calls of layers that the check has seen, for each kind of forward (`_kind`); finished, where it saw enough.
         self._known: dict[Any, dict[Site, KnownCalls]] = {}
         self._finished: set[Any] = set()
+        self._expected: Expected | None = None  # of the forward in flight, if it was just looked at
         self._sites: list[tuple[nn.Module, Site]] = []
         for use in plan.uses:
             slots: dict[str, Slot] = {}
@@ -183,6 +186,11 @@ class Recorder:
     def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         """A forward of the model begins: carriers for its samples, and the check if there was none of its kind."""
         size = batch_size(inputs)
+        if size is None and self.batch.size is None:
+            raise PrivacyError(
+                "the model's inputs hold no tensor with a row for each record, so samples cannot be told apart: give "
+                "it tensors, in tuples, lists, dictionaries or dataclasses"
+            )
         if size is not None:
             self._refuse_results(inputs)
             self.prepare(size)
@@ -196,6 +204,12 @@ class Recorder:
         for _, site in self._trained:
             site.begin(known.get(site, _NOTHING_KNOWN))  # one that was added since is unknown
         return inputs
+
+    def end(self, output: Any) -> None:
+        """The forward is over."""
+        expected, self._expected = self._expected, None
+        if expected is not None and self.batch.size is not None:
+            expected.refuse_others(list(tensors_in(output, set())), self.batch.size)
 
     def _is_single(self, kind: Any) -> bool:
         """Whether a batch is of one sample, and the model was looked at with several in the same mode."""
@@ -237,7 +251,9 @@ class Recorder:
         run = self._root.plain if self.fast is None else self.fast.plain
         check = Check(self.model, run, self._trained, list(self.slots.values()), self.batch, self._loss_reduction)
         assert self.batch.size is not None
-        return check(self.batch.size, inputs, known)
+        finished = check(self.batch.size, inputs, known)
+        self._expected = check.expected
+        return finished
 
     def _around(self, site: Site) -> nn.Module | None:
         """The module whose forward calls a site's module."""
@@ -361,7 +377,8 @@ register_patch(_zero_grad, "_lsg_root")
 def _mode(module: nn.Module) -> tuple[Any, ...]:
     """What decides how a module runs beside its inputs: a hook may do anything."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return module.training, *map(tuple, hooks)
+    switches = tuple(value for value in module.__dict__.values() if value is True or value is False)
+    return id(module), id(module.__dict__.get("forward")), switches, *map(tuple, hooks)
 
 
 def _reaches(tensor: Tensor, leaves: set[int]) -> bool:
@@ -407,7 +424,9 @@ def batch_size(inputs: Any) -> int | None:
     """The leading dimension of the first tensor among a model's inputs."""
     for leaf in _tensors(pytree.tree_leaves(inputs)):
         return leaf.shape[0]
-    return None
+    inside: list[Tensor] = []
+    mapped(lambda tensor: inside.append(tensor) or tensor, inputs)  # type: ignore[func-returns-value]
+    return next((tensor.shape[0] for tensor in inside if tensor.dim()), None)
 
 
 def _tensors(leaves: Iterable[Any]) -> Iterable[Tensor]:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lsg.errors import PrivacyError
+from lsg.layers.kept_state import tensors_in
+
 _SEED = 20240611  # of what changed records are made with
 
 
@@ -23,6 +26,12 @@ class FewRecords:
     def __init__(self, inputs: tuple[Any, Any], size: int, count: int, *, first_alone: bool = False) -> None:
         """first_alone: of the inputs only the first is known to belong to records."""
         self._inputs, self._size, self.count, self._first_alone = inputs, size, count, first_alone
+        for leaf in pytree.tree_leaves(inputs):
+            if not _is_known(leaf) and next(tensors_in(leaf, set()), None) is not None:
+                raise PrivacyError(
+                    f"the model got an object of type {type(leaf).__name__} that holds tensors, in which lsg does not "
+                    "look for records: give the model tensors, in tuples, lists, dictionaries or dataclasses"
+                )
         intact = torch.ones(size, dtype=torch.bool)
         for leaf in self._of_records():
             if leaf.is_floating_point():
@@ -58,6 +67,11 @@ class FewRecords:
 
         few_inputs: tuple[Any, Any] = mapped(few, self._inputs)
         return few_inputs
+
+    @property
+    def as_they_are(self) -> list[int]:
+        """Records of the batch that are the first of the few, unchanged: all but the last, if there are enough."""
+        return self._pool[: self.count - 1] if len(self._pool) >= self.count else []
 
     @property
     def can_break(self) -> bool:
@@ -103,6 +117,10 @@ class FewRecords:
             picked = torch.randint(values.numel(), row.shape, generator=generator).to(row.device)
             return values[picked].clone()
         return row.clone()
+
+
+def _is_known(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor | UserDict) or dataclasses.is_dataclass(leaf)
 
 
 def _largest_index(leaf: Tensor) -> int:

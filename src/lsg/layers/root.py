@@ -23,6 +23,9 @@ class ForwardEvents(Protocol):
     def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         """Returns the inputs as the model gets them."""
 
+    def end(self, output: Any) -> None:
+        """What the model returned, padding included."""
+
     def check(self, inputs: tuple[Any, Any]) -> None:
         """Look at the model with these inputs, of which something is new."""
 
@@ -55,6 +58,7 @@ class RootForward:
             return self.plain(*args, **kwargs)
         inputs = _begin(events, args, kwargs)
         output = self._run(events, inputs)
+        _end(events, output)
         batch = events.batch
         if batch.size is not None and batch.records is not None and batch.size > batch.records:
             return cut_rows(output, batch.records, batch.size)
@@ -82,6 +86,11 @@ class RootForward:
 @torch.compiler.disable
 def _begin(events: ForwardEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return events.begin((args, kwargs))
+
+
+@torch.compiler.disable
+def _end(events: ForwardEvents, output: Any) -> None:
+    events.end(output)
 
 
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -134,6 +134,9 @@ class SamplePlaces:
 ONE_SAMPLE = SamplePlaces((), ())  # everything belongs to the only sample there is
 
 
+_FEW_STATES = 2  # a whole number below that may be a switch
+
+
 def signature(leaves: list[Any], size: int) -> tuple[Any, ...]:
     """What a call looks like: where the samples are is known for calls that look alike, and for no others.
 
@@ -155,7 +158,8 @@ def signature_at(leaves: list[Any], axes: tuple[Axis, ...], few: int, size: int)
 
 def _look(leaf: Any, shape: tuple[int, ...], size: int) -> Any:
     if not isinstance(leaf, Tensor):
-        return leaf if leaf is None or isinstance(leaf, bool | str) else type(leaf)
+        switch = leaf is None or isinstance(leaf, bool | str) or (isinstance(leaf, int) and abs(leaf) < _FEW_STATES)
+        return leaf if switch else type(leaf)
     if not shape:
         return 0
     first = shape[0]

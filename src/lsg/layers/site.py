@@ -122,6 +122,12 @@ class Site:
         if batch.in_forward:
             self.calls += 1
         found = self.known.find(leaves, self.size, number if batch.in_forward else None)
+        if found is None and not batch.in_forward:
+            raise PrivacyError(
+                f"layer '{self.name}' runs again in a backward (activation checkpointing) in a way that lsg cannot "
+                "follow: in a module that runs sample by sample, or called several times with samples in different "
+                "places. Turn checkpointing off, or let it be of smaller parts"
+            )
         if found is None:
             raise UnknownCall(self, leaves)
         return found
