@@ -164,7 +164,8 @@ def _agree(look: Look, kept: Trail, leaf: Any) -> bool:
     wanted = _fits_shape(look, kept, leaf)
     if wanted is None:
         return False
-    dtype = min(wanted.dtype, leaf.dtype, key=lambda dtype: dtype.itemsize)
+    dtypes = [wanted.dtype, leaf.dtype, *([torch.bfloat16] if look.base.autocast else [])]
+    dtype = min(dtypes, key=lambda dtype: dtype.itemsize) if wanted.is_floating_point() else wanted.dtype
     return alike(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE)
 
 

@@ -28,7 +28,7 @@ from lsg.layers.fallback import fallback_forward
 from lsg.layers.kept_state import changed_state, put_back
 from lsg.layers.look import ADVICE, Expected, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
-from lsg.layers.ownership import Decisions, Recording, alike
+from lsg.layers.ownership import OUTPUT, Decisions, Recording, alike
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
 from lsg.layers.site import Batch, KnownCalls, Site
@@ -216,11 +216,11 @@ class Check:
     def _refuse_kept(self, kept: dict[str, Any], now: dict[str, Any], few: FewRecords) -> None:
         """A model must not keep what it computed from records: a buffer is published with the weights, and whatever is
         read at the next batch ties records to each other."""
-        buffers = {name for name, _ in self._model.named_buffers()}
-        for name in sorted(kept.keys() & now.keys(), key=lambda name: name not in buffers):
+        published = {name for name, _ in (*self._model.named_buffers(), *self._model.named_parameters())}
+        for name in sorted(kept.keys() & now.keys(), key=lambda name: name not in published):
             a, b = kept[name], now[name]
             same = alike(a, b) if isinstance(a, Tensor) else a == b
-            if not same and (name in buffers or self._remembers(few)):
+            if not same and (name in published or self._remembers(few)):
                 raise PrivacyError(
                     f"the model keeps '{name}', computed from the records of a batch, beyond it: a state_dict "
                     "publishes buffers without noise, and what is read at the next batch ties records to each other. "
@@ -271,7 +271,7 @@ class Check:
             recast(self._slots)
         for look in looks:
             look.learn(known, size)
-        if self._dropout is not None and not self._dropout.used:
+        if self._dropout is not None and not self._dropout.used and not self._is_random(as_is, OUTPUT):
             self.expected = as_is.expected()
         return all(look.intact() >= 2 for look in looks)
 

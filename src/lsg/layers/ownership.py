@@ -101,6 +101,9 @@ class Call:
         return self.site.rule in (fallback_forward, one_each_forward, intercepted_forward)
 
 
+OUTPUT = "before the model's output"
+
+
 class Place(NamedTuple):
     """Where a tensor was, in words; and the site whose call it went into or came out of.
 
@@ -132,6 +135,7 @@ class Recording:
         self.differs: Site | None = None  # the first site that was called in another way than in the reference
         self._reference, self._run, self._changed, self._size = reference, run, frozenset(changed), size
         self._position = 0
+        self.autocast = False  # whether layers ran in lower precision than their weights
         self._apart = 0  # modules running now whose rule lets them run sample by sample
 
     def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,7 +158,7 @@ class Recording:
             self.differs = self.differs or self._reference.calls[self._position].site
         if self._reference is None:
             self.output = [_kept(tensor) for tensor in found]
-            self.places += [Place("before the model's output", trail, None) for trail in self.output]
+            self.places += [Place(OUTPUT, trail, None) for trail in self.output]
         elif len(found) == len(self._reference.output):
             for trail, tensor in zip(self._reference.output, found, strict=True):
                 self._note(trail, tensor)
@@ -169,6 +173,7 @@ class Recording:
 
     def _begin(self, module: nn.Module, site: Site, leaves: list[Any]) -> Call | None:
         number, site.calls = site.calls, site.calls + 1
+        self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
         if self._reference is None:
             call = Call(site, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
             self.calls.append(call)
