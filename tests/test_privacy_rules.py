@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -225,7 +225,7 @@ def test_a_weight_used_outside_its_module_is_refused_beside_the_last_steps_gradi
     """Rule 8: what the last step left in `.grad` does not hide what is added to it."""
 
     class SometimesFunctional(nn.Module):
-        escapes = False
+        escapes: ClassVar[list[bool]] = []  # nothing that lsg looks at
 
         def __init__(self) -> None:
             super().__init__()
@@ -241,7 +241,7 @@ def test_a_weight_used_outside_its_module_is_refused_beside_the_last_steps_gradi
         model(torch.randn(3, 6)).sum().backward()
         optimizer.step()
     assert model.layer.weight.grad is not None
-    model.escapes = True
+    model.escapes.append(True)
     with pytest.raises(PrivacyError, match=r"layer\.weight"):
         model(torch.randn(3, 6)).sum().backward()
     assert model.layer.weight.grad is None

@@ -40,6 +40,7 @@ _SLOW = 1.0  # seconds from which on the check says what it does
 _OTHER_SEED = 30  # the number of a run with other random numbers
 # The first numbers drawn from one are small, from the other large: a branch at random is taken once, and once not.
 _LOW, _HIGH = 1902, 1710
+_MORE, _A_MOMENT = 12, 0.03  # runs, seconds
 _RUNS = 16  # about as many forwards of a few records as the check takes
 
 
@@ -62,6 +63,7 @@ class Check:
         self._told, self._seed = False, _LOW
         self._dropout: without_dropout | None = None
         self.expected: Expected | None = None
+        self.keeps_state = False
 
     def __call__(self, size: int, inputs: tuple[Any, Any], known: dict[Site, KnownCalls]) -> bool:
         """Raise PrivacyError, naming the first place where samples have been mixed, if there is one. Otherwise add what
@@ -135,6 +137,7 @@ class Check:
         base = Recording()
         with Escapes(self._model, self._modules) as escapes:
             kept = self._record(base, few.batch())
+        self.keeps_state |= bool(kept)
         self._refuse_kept_apart(kept)
         if escapes.found:
             raise NeedsRule(escapes.found, used_outside(escapes.name()))
@@ -142,6 +145,8 @@ class Check:
             now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
         if not closely:
+            if few.count <= 2 * _FEW:
+                self._look_further(base, few, runs)
             # All but one, which becomes the longest, the only one of its kind, or what else there is among others.
             for others, version in ((range(1, few.count), 1), (range(few.count - 1), 1), (range(1, few.count), 2)):
                 runs.append(set(others))
@@ -158,6 +163,16 @@ class Check:
                 fewer = None
         owners = [sum(1 << number for number, run in enumerate(runs) if i in run) for i in range(few.count)]
         return Look(few, base, owners, fewer)
+
+    def _look_further(self, base: Recording, few: FewRecords, runs: list[set[int]]) -> None:
+        """Where a forward costs next to nothing: many more changes, of any of the records."""
+        draw, began = random.Random(_LOW), time.perf_counter()
+        for version in range(_MORE):
+            changed = {i for i in range(few.count) if draw.random() < 0.5}
+            if time.perf_counter() - began > _A_MOMENT:
+                return
+            runs.append(changed)
+            self._again(base, few, len(runs) - 1, changed, version)
 
     def _again(
         self,
@@ -286,6 +301,7 @@ class Check:
 
     def _is_random(self, look: Look, where: str) -> bool:
         """Whether a place has other values with other random numbers, and the same records."""
-        self._record(Recording(look.base, _OTHER_SEED), look.few.batch(), seed=1)
+        for seed in (1, _LOW, _HIGH):
+            self._record(Recording(look.base, _OTHER_SEED), look.few.batch(), seed=seed)
         bits = [trail.changed_by for name, trail, *_ in look.base.places if name == where]
         return any(changed is not None and bool((changed & (1 << _OTHER_SEED)).any()) for changed in bits)

@@ -2,7 +2,7 @@
 attributes of its modules."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,14 +45,22 @@ def _is_container(name: str, value: Any) -> bool:
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """At the end the model keeps what it kept at the beginning."""
+    restore = snapshot(model)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def snapshot(model: nn.Module) -> Callable[[], None]:
+    """Returns what brings the model back to what it keeps now."""
     spaces = [space for _, space in _spaces(model)]
     kept = [_kept(space) for space in spaces]
     tensors = [value for found in kept for value in found.values() if isinstance(value, Tensor)]
     values = {id(t): t.detach().clone() for t in tensors if not t.is_inference()}
     contents = [{n: v.copy() for n, v in found.items() if isinstance(v, _CONTAINERS)} for found in kept]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for space, found, inside in zip(spaces, kept, contents, strict=True):
             for name in [name for name, value in _kept(space).items() if name not in found]:
                 if isinstance(space[name], Tensor):
@@ -60,6 +68,8 @@ def put_back(model: nn.Module) -> Iterator[None]:
             space.update({name: _as_before(value, values) for name, value in found.items() if name in space})
             for name, content in inside.items():
                 _refill(space[name], content)
+
+    return restore
 
 
 @contextmanager

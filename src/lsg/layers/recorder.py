@@ -75,6 +75,7 @@ class Recorder:
         # Calls of layers that the check has seen, for each kind of forward (`_kind`); finished, where it saw enough.
         self._known: dict[Any, dict[Site, KnownCalls]] = {}
         self._finished: set[Any] = set()
+        self.keeps_state = False
         self._expected: Expected | None = None  # of the forward in flight, if it was just looked at
         self._sites: list[tuple[nn.Module, Site]] = []
         for use in plan.uses:
@@ -253,6 +254,7 @@ class Recorder:
         assert self.batch.size is not None
         finished = check(self.batch.size, inputs, known)
         self._expected = check.expected
+        self.keeps_state |= check.keeps_state
         return finished
 
     def _around(self, site: Site) -> nn.Module | None:

@@ -104,7 +104,8 @@ class FewRecords:
         if not moved:
             return row.clone()
         noise = torch.rand(row.shape, generator=generator).to(row.device)
-        few_values = leaf.detach()[:4].unique().numel() <= 2
+        known = leaf.detach()[:4]
+        few_values = 0 < known[~known.isnan()].unique().numel() <= 2
         if row.is_floating_point() and not few_values:
             return _moved(row, noise.to(row.dtype))
         values = leaf.detach().reshape(-1)

@@ -12,6 +12,7 @@ from torch import nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.fast_forward import cut_rows, signed
+from lsg.layers.kept_state import snapshot
 from lsg.layers.site import Batch, Site, UnknownCall, nothing, patched_method, register_patch, swap_in, swap_out
 
 
@@ -19,6 +20,7 @@ class ForwardEvents(Protocol):
     """What has to be done around a forward."""
 
     batch: Batch
+    keeps_state: bool  # whether the model keeps anything from batch to batch
 
     def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         """Returns the inputs as the model gets them."""
@@ -66,6 +68,7 @@ class RootForward:
 
     def _run(self, events: ForwardEvents, inputs: tuple[Any, Any], *, again: bool = False) -> Any:
         random = torch.get_rng_state()
+        restore = snapshot(self._model) if events.keeps_state else None
         events.batch.in_forward = True
         try:
             return self.plain(*inputs[0], **inputs[1])
@@ -79,6 +82,8 @@ class RootForward:
                 "cannot know where its samples are: let the model do with many records what it does with few"
             )
         torch.set_rng_state(random)
+        if restore is not None:
+            restore()
         events.check(inputs)
         return self._run(events, _begin(events, *inputs), again=True)
 
