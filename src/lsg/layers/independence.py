@@ -155,7 +155,7 @@ class Check:
                 runs.append({0})
                 with suppress(ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError):  # it refuses NaN
                     self._again(base, few, len(runs) - 1, runs[-1], broken=True)
-        fewer = few.count - 1 if few.count <= _FEW + 1 else None
+        fewer = few.count - 1 if _FEW <= few.count <= _FEW + 1 else None
         if fewer is not None:
             try:
                 self._record(Recording(base, None), few.batch(count=fewer))

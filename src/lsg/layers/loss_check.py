@@ -98,6 +98,7 @@ class _Probe:
         self._inputs = {f"{i}:{name}": value for i, (name, value) in enumerate(zip(names, args, strict=True))}
         self._positional, self._named = list(self._inputs), list(kwargs)
         self._inputs |= kwargs
+        self._positions: list[int] | None = None  # of losses among the results
 
     def losses(self, rows: slice, kept: _Kept = (), mask: int = IGNORED, seed: int = 0) -> list[Tensor]:
         """Numbers among the results for these of the records that can be differentiated."""
@@ -122,13 +123,18 @@ class _Probe:
     def _losses(self, inputs: dict[str, Any]) -> list[Tensor]:
         named = {name: inputs[name] for name in self._named}
         output = self._run(*(inputs[name] for name in self._positional), **named)
-        found = [t for t in _tensors(output) if t.numel() == 1 and t.requires_grad and t.is_floating_point()]
-        return [t.detach().reshape(()) for t in found]
+        found = list(_tensors(output))
+        if self._positions is None:  # among several records: a record alone may have results of one number, too
+            single = [t.numel() == 1 and t.requires_grad and t.is_floating_point() for t in found]
+            self._positions = [i for i, is_loss in enumerate(single) if is_loss]
+        return [found[i].detach().reshape(()) for i in self._positions if i < len(found)]
 
     def returns_loss(self) -> bool:
+        self._positions = None
         return bool(self.losses(slice(None)))
 
     def whole_batch_has_loss(self) -> bool:
+        self._positions = None
         try:
             return bool(self._losses(_named_map(lambda name, value: value.clone(), self._inputs)))
         except Exception:  # which the forward that follows will raise, too
