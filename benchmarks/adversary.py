@@ -38,8 +38,8 @@ def attack(seed: int) -> tuple[int, Outcome, float]:
     return seed, judge(draw_trial(seed)), time.perf_counter() - start
 
 
-def run(seeds: Iterable[int], processes: int) -> list[tuple[int, Outcome, float]]:
-    """All attacks, with progress."""
+def run(seeds: Iterable[int], processes: int, seconds: float) -> list[tuple[int, Outcome, float]]:
+    """All attacks, with progress; as many as there is time for."""
     seeds = list(seeds)
     found, counts, start = [], Counter[str](), time.monotonic()
     with multiprocessing.get_context("spawn").Pool(processes, torch.set_num_threads, (1,)) as pool:
@@ -48,6 +48,9 @@ def run(seeds: Iterable[int], processes: int) -> list[tuple[int, Outcome, float]
             counts[result[1].kind] += 1
             if result[1].kind in ("silent", "crash"):
                 print(f"seed {result[0]}: {result[1]}", flush=True)
+            if time.monotonic() - start > seconds:
+                print(f"time is up after {len(found)} graphs", flush=True)
+                break
             if len(found) % 200 == 0 or len(found) == len(seeds):
                 rate = len(found) / (time.monotonic() - start)
                 left = (len(seeds) - len(found)) / rate
@@ -111,13 +114,14 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--seed-of", type=int, metavar="K", help="repeat attack K alone, and show it")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     if arguments.seed_of is not None:
         return show(arguments.seed_of)
     start = time.monotonic()
-    found = run(range(arguments.first, arguments.first + arguments.graphs), arguments.processes)
+    found = run(range(arguments.first, arguments.first + arguments.graphs), arguments.processes, arguments.seconds)
     result = report(found, time.monotonic() - start)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
