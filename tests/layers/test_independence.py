@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -500,3 +501,21 @@ def test_inputs_in_mappings_and_dataclasses_are_looked_at(wrap: Any) -> None:
     engine._recorder.prepare(5)  # of a dataclass nobody knows the size
     with pytest.raises(PrivacyError, match="before layer 'layer'"):
         model(wrap(torch.randn(5, 6)))
+
+
+def test_models_that_refuse_nan_are_trained() -> None:
+    """The check makes a record NaN, which a distribution does not take."""
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(6, 4), nn.Linear(2, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, spread = self.encoder(x).chunk(2, 1)
+            return self.decoder(Normal(mean, spread.clamp(-5, 5).exp()).rsample())
+
+    model = Autoencoder()
+    _, optimizer, _ = attach(model, DPSGD())
+    model(torch.randn(8, 6)).square().mean(1).mean().backward()
+    optimizer.step()

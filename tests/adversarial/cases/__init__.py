@@ -1,6 +1,7 @@
 """Hand-written attacks by theme. Importing this package collects them all in `CASES`."""
 
 from tests.adversarial.cases import (  # noqa: F401  (each registers its cases)
+    attacks,
     broken_records,
     embeddings,
     gates,
