@@ -16,7 +16,7 @@ from torch import nn
 
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, LsgError
+from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.experiments.config import RunConfig
 from lsg.experiments.evaluation import Classifier, Evaluation
 from lsg.experiments.folder import RunFolder
@@ -32,7 +32,7 @@ from lsg.noise_source import fresh_generator
 from lsg.perf import PerfConfig
 from lsg.provenance import provenance
 from lsg.tasks.encoded import as_loader
-from lsg.tasks.models import first_line, save_image_model, save_text_model
+from lsg.tasks.models import save_image_model, save_text_model
 from lsg.training import Epoch, Progress, train
 
 # After an epoch a checkpoint is written if this much time has gone by since the last one, and ten times what writing

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, first_line
 from lsg.layers.registry import rule_for
 from lsg.models import small_cnn, wrn28
 from lsg.strict_json import loads
@@ -238,7 +238,3 @@ def quiet_transformers() -> Iterator[None]:
         hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

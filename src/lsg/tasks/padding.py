@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, first_line
 from lsg.tasks.data import Texts
 from lsg.tasks.encoded import WIDTH_STEP, encode_texts
-from lsg.tasks.models import first_line
 
 _TOLERANCE = 1e-4  # of the largest logit: above the rounding of float32
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, first_line
 from lsg.tasks.data import Images
 from lsg.tasks.readers.columns import WantedColumns, listed
 from lsg.tasks.readers.pixels import labelled_images
-from lsg.tasks.readers.tables import Table, first_line
+from lsg.tasks.readers.tables import Table
 
 INSTALL = "pip install 'datasets>=4' (--data names local data)"
 Splits = Mapping[str, Any]  # name -> datasets.Dataset

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, first_line
 from lsg.strict_json import loads
 from lsg.tasks.readers.columns import Columns, WantedColumns, listed
 from lsg.tasks.readers.files import read_bytes, read_text
@@ -149,8 +149,3 @@ FORMATS: dict[str, Callable[[Path, WantedColumns], Table]] = {
     ".jsonl": read_jsonl,
     ".parquet": read_parquet,
 }
-
-
-def first_line(error: Exception) -> str:
-    """Other libraries' messages may be long; an error of ours is one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
