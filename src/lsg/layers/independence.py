@@ -28,7 +28,7 @@ from lsg.layers.fallback import fallback_forward
 from lsg.layers.kept_state import changed_state, put_back
 from lsg.layers.look import ADVICE, Expected, Look, NeedsRule
 from lsg.layers.loss_check import check_loss
-from lsg.layers.ownership import OUTPUT, Decisions, Recording, alike
+from lsg.layers.ownership import Decisions, Recording, alike
 from lsg.layers.quiet import eagerly, moved_parameters, without_dropout
 from lsg.layers.records import FewRecords
 from lsg.layers.site import Batch, KnownCalls, Site
@@ -61,6 +61,7 @@ class Check:
         self._loss_reduction: Reduction = loss_reduction
         self._devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
         self._told, self._seed = False, _LOW
+        self._draws = False  # whether a run has drawn random numbers
         self._dropout: without_dropout | None = None
         self.expected: Expected | None = None
         self.keeps_state = False
@@ -111,11 +112,20 @@ class Check:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
+        before = self._random_states()
         began = time.perf_counter()
         args, kwargs = inputs
         output = self._forward(*args, **kwargs)
         self._tell((time.perf_counter() - began) * _RUNS)
+        self._draws = self._draws or self._random_states() != before
         return output
+
+    def _random_states(self) -> list[Any]:
+        """Others after a random number was drawn."""
+        devices = [torch.cuda.get_rng_state(device).numpy().tobytes() for device in self._devices]
+        state = np.random.get_state(legacy=False)
+        position, words = state["state"]["pos"], state["state"]["key"].tobytes()
+        return [torch.get_rng_state().numpy().tobytes(), random.getstate(), position, words, *devices]
 
     def _tell(self, seconds: float) -> None:
         if seconds > _SLOW and not self._told:
@@ -167,7 +177,7 @@ class Check:
     def _look_further(self, base: Recording, few: FewRecords, runs: list[set[int]]) -> None:
         """Where a forward costs next to nothing: many more changes, of any of the records."""
         draw, began = random.Random(_LOW), time.perf_counter()
-        for version in (*range(0, 4 * _MORE, 4), *range(_MORE)):  # records of other values, then also empty and short ones
+        for version in (*range(0, 4 * _MORE, 4), *range(_MORE)):  # other values, then also empty and short records
             changed = {i for i in range(few.count) if draw.random() < 0.5}
             if time.perf_counter() - began > _A_MOMENT:
                 return
@@ -286,7 +296,7 @@ class Check:
             recast(self._slots)
         for look in looks:
             look.learn(known, size)
-        if self._dropout is not None and not self._dropout.used and not self._is_random(as_is, OUTPUT):
+        if self._dropout is not None and not self._dropout.used and not self._draws:
             self.expected = as_is.expected()
         return all(look.intact() >= 2 for look in looks)
 
@@ -301,6 +311,8 @@ class Check:
 
     def _is_random(self, look: Look, where: str) -> bool:
         """Whether a place has other values with other random numbers, and the same records."""
+        if not self._draws:
+            return False
         for seed in (1, _LOW, _HIGH):
             self._record(Recording(look.base, _OTHER_SEED), look.few.batch(), seed=seed)
         bits = [trail.changed_by for name, trail, *_ in look.base.places if name == where]

@@ -295,8 +295,7 @@ class Recorder:
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
         """What a forward has in common with others that the check need not look at again."""
         leaves = pytree.tree_leaves(inputs)
-        modes = tuple(map(_mode, self.model.modules()))
-        return modes, signature(leaves, self.batch.size or 1)
+        return _modes(self.model), signature(leaves, self.batch.size or 1)
 
     def _refuse_results(self, inputs: tuple[Any, Any]) -> None:
         """What is done between two forwards of the model cannot be looked at."""
@@ -376,11 +375,21 @@ _zero_grad.__name__ = "zero_grad"
 register_patch(_zero_grad, "_lsg_root")
 
 
-def _mode(module: nn.Module) -> tuple[Any, ...]:
-    """What decides how a module runs beside its inputs: a hook may do anything."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    switches = tuple(value for value in module.__dict__.values() if value is True or value is False)
-    return id(module), id(module.__dict__.get("forward")), switches, *map(tuple, hooks)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _modes(model: nn.Module) -> tuple[Any, ...]:
+    """What decides how modules run beside their inputs: switches, forwards put on them, and hooks, which may do
+    anything. Computed at each forward."""
+    found: list[Any] = []
+    for module in model.modules():
+        inside = module.__dict__
+        found += [id(module), id(inside.get("forward"))]
+        found += [value for value in inside.values() if value is True or value is False]
+        for name in _HOOKS:
+            if inside[name]:
+                found += [name, *inside[name]]
+    return tuple(found)
 
 
 def _reaches(tensor: Tensor, leaves: set[int]) -> bool:
