@@ -61,6 +61,7 @@ class Check:
         self._loss_reduction: Reduction = loss_reduction
         self._devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
         self._told, self._seed = False, _LOW
+        self._took = 0.0  # seconds of the last run
         self._draws = False  # whether a run has drawn random numbers
         self._dropout: without_dropout | None = None
         self.expected: Expected | None = None
@@ -101,6 +102,9 @@ class Check:
             stack.callback(random.setstate, random.getstate())
             stack.callback(np.random.set_state, np.random.get_state())
             stack.enter_context(torch.enable_grad())
+            # To try all of cuDNN's algorithms for a few records takes longer than the check.
+            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            torch.backends.cudnn.benchmark = False
             stack.enter_context(put_back(self._model))
             yield
 
@@ -116,7 +120,8 @@ class Check:
         began = time.perf_counter()
         args, kwargs = inputs
         output = self._forward(*args, **kwargs)
-        self._tell((time.perf_counter() - began) * _RUNS)
+        self._took = time.perf_counter() - began
+        self._tell(self._took * _RUNS)
         self._draws = self._draws or self._random_states() != before
         return output
 
@@ -155,7 +160,7 @@ class Check:
             now_kept = self._again(base, few, number, changed)
             self._refuse_kept(kept, now_kept, few)
         if not closely:
-            if few.count <= 2 * _FEW:
+            if few.count <= 2 * _FEW and 2 * self._took < _A_MOMENT:
                 self._look_further(base, few, runs)
             # All but one, which becomes the longest, the only one of its kind, or what else there is among others.
             for others, version in ((range(1, few.count), 1), (range(few.count - 1), 1), (range(1, few.count), 2)):
@@ -223,6 +228,7 @@ class Check:
                 recording.finish(output)
         finally:
             self._batch.watch = None
+            recording.settle()  # also what a forward that failed has shown
         return kept
 
     def _refuse_kept_apart(self, kept: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 _SINGLE = (Tensor, int, float, type(None))  # of what a module keeps, what a forward may change
 _CONTAINERS = (list, dict, set, deque)
 _LARGE = 2**20
+_OWN = frozenset(nn.Module().__dict__) | {"_lsg", "_lsg_fast"}
 
 
 def _spaces(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
@@ -25,11 +26,10 @@ def _spaces(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
 
 def _kept(space: dict[str, Any]) -> dict[str, Any]:
     """The entries that a forward may change; a module's own bookkeeping is left out, and so is lsg's."""
-    own = {"training", "_lsg", "_lsg_fast"}
     return {
         name: value
         for name, value in space.items()
-        if name not in own and (isinstance(value, _SINGLE) or _is_container(name, value)) and not _is_weight(value)
+        if name not in _OWN and (isinstance(value, _SINGLE) or _is_container(name, value)) and not _is_weight(value)
     }
 
 

@@ -36,29 +36,15 @@ class Trail:
     of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
     reshaped: bool = False  # whether its shape depends on values of the records
 
-    def compare(self, other: Tensor, run: int, changed: frozenset[int], size: int) -> None:
-        """Note what a run changed, in which so many of `size` records were others.
-
-        Nearly all tensors have their samples first and are the same where records are: then no entry is looked at, and
-        whole rows count as changed.
-        """
-        if self.value.shape[:1] == (size,):
-            kept = [i for i in range(size) if i not in changed]
-            if all(torch.equal(self.value[i], other[i]) for i in kept) or alike(self.value[kept], other[kept]):
-                self._note(self._rows(changed), run)
-                return
-        self._note(different(self.value, other), run)
-
-    def _rows(self, changed: frozenset[int]) -> Tensor:
-        row = torch.zeros(len(self.value), dtype=torch.bool, device=self.value.device)
-        row[list(changed)] = True
-        return row.view(-1, *[1] * (self.value.dim() - 1))
-
-    def _note(self, differs: Tensor, run: int) -> None:
-        """Bits of one row are kept as they are, and broadcast where entries differ."""
+    def compare(self, other: Tensor, run: int) -> None:
+        """Note, entry by entry, what a run changed."""
+        differs = different(self.value, other)
         if bool(differs.any()):
-            bits = differs.to(torch.int32) << run
-            self.changed_by = bits if self.changed_by is None else self.changed_by | bits
+            self.note(differs.to(torch.int32) << run)
+
+    def note(self, bits: Tensor) -> None:
+        """Bits of one row are kept as they are, and broadcast where entries differ."""
+        self.changed_by = bits if self.changed_by is None else self.changed_by | bits
 
     def intact(self, axis: Axis, size: int) -> int:
         """Samples without NaN here."""
@@ -136,6 +122,7 @@ class Recording:
         self._position = 0
         self.autocast = False  # whether layers ran in lower precision than their weights
         self._apart = 0  # modules running now whose rule lets them run sample by sample
+        self._found: list[tuple[Trail, Tensor]] = []  # what is to be compared when the forward is over
 
     def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch._C.DisableTorchFunction():  # what is done here is no part of the model
@@ -213,9 +200,41 @@ class Recording:
         if self._run is None:
             trail.of_fewer = tensor.detach().clone()
         elif trail.value.shape == tensor.shape:
-            trail.compare(tensor.detach(), self._run, self._changed, self._size)
+            self._found.append((trail, tensor.detach().clone()))
         else:
             trail.reshaped = True
+
+    def settle(self) -> None:
+        """The forward is over: note what it changed.
+
+        Nearly all tensors have their samples first and are the same where records are. Then no entry is looked at, and
+        whole rows count as changed. All such tensors of a kind are compared at once: on a GPU each question costs time.
+        """
+        found, self._found = self._found, []
+        if self._run is None:
+            return
+        kept = [i for i in range(self._size) if i not in self._changed]
+        groups: dict[Any, list[tuple[Trail, Tensor]]] = {}
+        for trail, tensor in found:
+            if tensor.shape[:1] == (self._size,) and self._size:
+                groups.setdefault((tensor.dtype, tensor.device), []).append((trail, tensor))
+            else:
+                trail.compare(tensor, self._run)
+        for (_, device), pairs in groups.items():
+            rows = [int(i in self._changed) << self._run for i in range(self._size)]
+            bits = torch.tensor(rows, dtype=torch.int32, device=device)
+            same = all(torch.equal(_row([t.value for t, _ in pairs], i), _row([x for _, x in pairs], i)) for i in kept)
+            for trail, tensor in pairs:
+                if same or alike(trail.value[kept], tensor[kept]):
+                    if self._changed:
+                        trail.note(bits.view(-1, *[1] * (tensor.dim() - 1)))
+                else:
+                    trail.compare(tensor, self._run)
+
+
+def _row(tensors: list[Tensor], i: int) -> Tensor:
+    """Row i of each of them, as one."""
+    return torch.cat([tensor[i].reshape(-1) for tensor in tensors])
 
 
 _LOOKS = {"__bool__", "__float__", "__int__", "__index__", "item", "tolist"}
