@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine
-from lsg.layers import conv, conv_kernel, group_norm_kernel
-from lsg.layers.optional_triton import without_kernels
+from lsg.kernels import conv_kernel, group_norm_kernel
+from lsg.kernels.optional_triton import without_kernels
+from lsg.layers import conv
 from lsg.methods import Method
 
 GEOMETRIES = {  # taps, stride, padding, dilation

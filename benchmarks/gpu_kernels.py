@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, SparseDPSGD
-from lsg.clipping import Clipper
-from lsg.layers import exact, norm_kernel, outer, outer_kernel, ragged_kernel
-from lsg.layers.outer import OuterProducts
-from lsg.layers.slot import Layout, Slot
+from lsg.kernels import exact, norm_kernel, outer_kernel, ragged_kernel
 from lsg.methods import Method
-from lsg.subspace.refresh import Refresh
-from lsg.subspace.stack import make_stacks
+from lsg.parameters import outer
+from lsg.parameters.outer import OuterProducts
+from lsg.parameters.refresh import Refresh
+from lsg.parameters.slot import Layout, Slot
+from lsg.parameters.stack import make_stacks
+from lsg.step.clipping import Clipper
 
 FAILED: list[str] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from lsg.audit.report import CLIPPINGS, METHODS, MODES, Audit, Plan
 from lsg.cli.errors import FAILED
-from lsg.clipping import Clipping
-from lsg.files import write_whole
-from lsg.provenance import provenance
+from lsg.files.atomic import write_whole
+from lsg.step.clipping import Clipping
+from lsg.train.provenance import provenance
 
 DEFAULTS = Plan()
 

@@ -15,10 +15,10 @@ from lsg.bench.contenders import FAST, Setting, contenders
 from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.files import write_whole
+from lsg.files.atomic import write_whole
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 SWEEPS = {
     "batch": ("micro_batch", (4, 8, 16, 32)),

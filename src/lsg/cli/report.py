@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from lsg.errors import ConfigurationError
-from lsg.experiments.report import find_runs, render
-from lsg.files import write_whole
+from lsg.files.atomic import write_whole
+from lsg.report import find_runs, render
 
 
 def report(

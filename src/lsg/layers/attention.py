@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.linear import linear, weight_slots
+from lsg.layers.patched_module import Site
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SHARED, Axis, SampleAxis, SamplePlaces
-from lsg.layers.site import Site
-from lsg.layers.slot import Slot
+from lsg.parameters.slot import Slot
 
 
 def multihead_attention_forward(

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers import conv_kernel
-from lsg.layers.factor_gradient import select
+from lsg.kernels import conv_kernel
+from lsg.kernels.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_as, weight_operands
+from lsg.layers.patched_module import Site, fixed_signature, refuse_double_backward
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.factor_gradient import select
+from lsg.kernels.factor_gradient import select
 from lsg.layers.linear import weight_operands
+from lsg.layers.patched_module import Site, fixed_signature, refuse_double_backward
 from lsg.layers.samples import Axis, SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _Embedding(torch.autograd.Function):

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
+from lsg.layers.patched_module import Site
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site
 
 
 def embedding_bag_forward(

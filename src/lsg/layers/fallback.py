@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
+from lsg.layers.patched_module import Site, site_of
 from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
-from lsg.layers.site import Site, site_of
-from lsg.layers.slot import Slot
+from lsg.parameters.slot import Slot
 
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")  # of F.embedding
 

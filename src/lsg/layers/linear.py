@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.calls import Call, untransformed
-from lsg.layers.factor_gradient import factor_gradients
-from lsg.layers.last_cast import can_share
+from lsg.kernels.factor_gradient import factor_gradients
+from lsg.kernels.optional_triton import untransformed
+from lsg.layers.patched_module import Site, fixed_signature, refuse_double_backward
 from lsg.layers.samples import Axis, SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
-from lsg.layers.slot import Slot
+from lsg.parameters.cast_cache import can_share
+from lsg.parameters.factored_calls import Call
+from lsg.parameters.slot import Slot
 from lsg.subspace.space import Kept
 
 

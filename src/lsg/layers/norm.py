@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers import group_norm_kernel, norm_kernel
+from lsg.kernels import group_norm_kernel, norm_kernel
+from lsg.layers.patched_module import Site, fixed_signature, refuse_double_backward
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _LayerNorm(torch.autograd.Function):

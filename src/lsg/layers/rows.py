@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from lsg.errors import PrivacyError
+from lsg.layers.patched_module import Site
 from lsg.layers.samples import WHOLE, Axis, SampleAxis, Shared
-from lsg.layers.site import Site
 
 
 class Rows:
