@@ -182,8 +182,8 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
         perf=perf,
     )
     gradients: Any = optimizer.gradients
-    pays, sums, kinds = outer.pays, [], 0
-    outer.pays = pays if factored else (lambda x, outputs: False)
+    is_faster, sums, kinds = outer.is_faster, [], 0
+    outer.is_faster = is_faster if factored else (lambda x, outputs: False)
     try:
         for i in range(5):
             x = torch.randn(32, 16, 256, device="cuda", generator=torch.Generator("cuda").manual_seed(i))
@@ -195,7 +195,7 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
             sums.append(gradients.sum.vector.clone())
             gradients.forget_sum()
     finally:
-        outer.pays = pays
+        outer.is_faster = is_faster
     fast = gradients.recorder.fast
     recorded = 0 if fast is None else fast._graphed.recorded
     engine.detach()

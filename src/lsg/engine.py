@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lsg.accounting.epsilon import Accountant, Phase, calibrate_noise, create_accountant
 from lsg.accounting.ledger import Ledger, fingerprint, seal
-from lsg.accounting.step_accounting import Books, Target
+from lsg.accounting.step_accounting import StepAccounting, Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
 from lsg.fix import fix
@@ -147,7 +147,9 @@ class PrivacyEngine:
             **opacus,
         )
         planned = Phase(noise_multiplier, sample_rate, steps)
-        self.run.books.target = Target(self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned)
+        self.run.step_accounting.target = Target(
+            self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned
+        )
         return private
 
     def make_private(
@@ -251,7 +253,7 @@ class PrivacyEngine:
                 noise=streams.noise(device),
             )
         self._sampling = sampling
-        books = Books(
+        step_accounting = StepAccounting(
             self.accountant,
             sampling,
             ledger=self._ledger,
@@ -263,7 +265,7 @@ class PrivacyEngine:
         def before_release(noise_multiplier: float, epoch: int | None) -> None:
             if self._guards is not None:
                 self._guards.parameters.check()
-            books.count(noise_multiplier, epoch)
+            step_accounting.count(noise_multiplier, epoch)
 
         self._optimizer = PrivateOptimizer(
             optimizer,
@@ -286,7 +288,7 @@ class PrivacyEngine:
             "method": describe(method),
             "accountant": self.accountant.name,
         }
-        self._run = Run(module, self._optimizer, sampler, books, plan)
+        self._run = Run(module, self._optimizer, sampler, step_accounting, plan)
         return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
 
     def get_epsilon(self, delta: float) -> float:

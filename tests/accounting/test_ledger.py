@@ -114,7 +114,7 @@ def test_without_replay_lost_steps_are_charged_and_all_is_new(tmp_path: Path) ->
 def test_noise_that_cannot_be_drawn_again_is_charged(tmp_path: Path) -> None:
     def fresh() -> Training:
         training = run(tmp_path)
-        training.engine.run.books._stream = FRESH
+        training.engine.run.step_accounting._stream = FRESH
         return training
 
     training = fresh()
@@ -372,7 +372,9 @@ def test_charged_steps_count_towards_the_target(tmp_path: Path) -> None:
     continued = run(tmp_path)
     engine = continued.engine
     epsilon = epsilon_of(accountant="rdp", noise_multiplier=SIGMA, sample_rate=RATE, steps=18, delta=1e-3)
-    engine.run.books.target = Target(engine.accountant, epsilon=epsilon, delta=1e-3, planned=Phase(SIGMA, RATE, 18))
+    engine.run.step_accounting.target = Target(
+        engine.accountant, epsilon=epsilon, delta=1e-3, planned=Phase(SIGMA, RATE, 18)
+    )
     continued.load(tmp_path / "run.ckpt", replay=False)
     with pytest.raises(BudgetExceeded):
         continued.finish()

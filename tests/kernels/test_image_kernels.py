@@ -18,7 +18,7 @@ from lsg.kernels.factor_gradient import select
 from lsg.kernels.optional_triton import untransformed
 from lsg.layers import conv
 from lsg.layers.norm import frozen_group_norm_forward
-from lsg.layers.patched_module import Batch, Site, is_private, site_of, uninstall
+from lsg.layers.patched_module import Batch, PatchedModule, is_private, patch_of, uninstall
 from lsg.layers.patched_module import install as put_on
 from lsg.methods import Method
 from lsg.model.recorder import _install_faster
@@ -114,9 +114,9 @@ def test_a_norm_that_trains_nothing_takes_the_kernel_and_gives_it_back(with_kern
     assert with_kernels.count("normalise") == 6, "in evaluation too"
     assert install(copy.deepcopy(model)), "a copy has an inert patch alone"
     for module in norms:
-        uninstall(module, site_of(module))  # type: ignore[arg-type]
+        uninstall(module, patch_of(module))  # type: ignore[arg-type]
     assert norms == [model[0], model[2]]
-    assert all(site_of(module) is None and "forward" not in module.__dict__ for module in model)
+    assert all(patch_of(module) is None and "forward" not in module.__dict__ for module in model)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 1, 1)], ids=["a sequence", "one value a group"])
@@ -192,13 +192,13 @@ def test_scale_and_shift_reach_the_kernel_contiguous(with_kernels: list[str]) ->
 def test_another_engines_rule_takes_the_place_of_a_faster_forward(with_kernels: list[str]) -> None:
     model = nn.GroupNorm(2, 4)
     ((_, faster),) = _install_faster(model, checked_batch())
-    rule = Site("norm", {}, checked_batch(), frozen_group_norm_forward, "forward")
+    rule = PatchedModule("norm", {}, checked_batch(), frozen_group_norm_forward, "forward")
     put_on(model, rule)
     uninstall(model, faster)
-    assert site_of(model) is rule, "the other engine's stays when the first is detached"
+    assert patch_of(model) is rule, "the other engine's stays when the first is detached"
     uninstall(model, rule)
     uninstall(model, faster)
-    assert site_of(model) is None and "forward" not in model.__dict__
+    assert patch_of(model) is None and "forward" not in model.__dict__
 
 
 def test_a_norm_with_a_forward_of_its_own_keeps_it(with_kernels: list[str]) -> None:

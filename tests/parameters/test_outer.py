@@ -275,10 +275,10 @@ def test_factors_pay_on_a_gpu_where_they_are_smaller_than_their_product() -> Non
         def __init__(self, *shape: int, is_cuda: bool = True) -> None:
             self.shape, self.is_cuda = torch.Size(shape), is_cuda
 
-    def pays(*shape: int, outputs: int, is_cuda: bool = True) -> bool:
-        return outer.pays(Shaped(*shape, is_cuda=is_cuda), outputs)  # type: ignore[arg-type]
+    def is_faster(*shape: int, outputs: int, is_cuda: bool = True) -> bool:
+        return outer.is_faster(Shaped(*shape, is_cuda=is_cuda), outputs)  # type: ignore[arg-type]
 
-    assert pays(8, 16, 768, outputs=768) and pays(8, 768, outputs=3072)
-    assert not pays(8, 16, 768, outputs=768, is_cuda=False)
-    assert not pays(8, 512, 768, outputs=768)  # longer than the weight is wide
-    assert not pays(8, 768, outputs=2)  # clipped together with other small ones
+    assert is_faster(8, 16, 768, outputs=768) and is_faster(8, 768, outputs=3072)
+    assert not is_faster(8, 16, 768, outputs=768, is_cuda=False)
+    assert not is_faster(8, 512, 768, outputs=768)  # longer than the weight is wide
+    assert not is_faster(8, 768, outputs=2)  # clipped together with other small ones

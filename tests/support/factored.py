@@ -15,9 +15,9 @@ def factored(on: bool = True) -> Iterator[list[int]]:
     call."""
     seen: list[int] = []
 
-    def pays(x: Tensor, outputs: int) -> bool:
+    def is_faster(x: Tensor, outputs: int) -> bool:
         seen.append(outputs)
         return on
 
-    with mock.patch.object(outer, "pays", pays):
+    with mock.patch.object(outer, "pays", is_faster):
         yield seen

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, PrivacyEngine
-from lsg.train.lr_schedule import follow, share
+from lsg.train.lr_schedule import attach_lr_schedule, share
 
 
 def test_linear_goes_from_one_to_almost_zero() -> None:
@@ -33,7 +33,7 @@ def test_a_step_without_samples_moves_the_schedule_too() -> None:
         max_grad_norm=1.0,
         method=DPSGD(),
     )
-    follow(optimizer, "linear", 4)
+    attach_lr_schedule(optimizer, "linear", 4)
     loader.logical._draw = lambda count: [torch.empty(0, dtype=torch.long)] * count
     assert list(loader) == []
     assert optimizer.param_groups[0]["lr"] == 0.0

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from lsg import ConfigurationError, __version__
-from lsg.files.atomic import create_secret, whole
+from lsg.files.atomic import atomic_path, create_secret
 from lsg.tasks.models import load_trained_image_model
 from lsg.train import prepare
 from lsg.train.config import RunConfig
@@ -274,16 +274,16 @@ def test_a_seed_repeats_a_run_and_another_does_not(texts: RunConfig, tmp_path: P
 
 
 def test_validation_is_held_out_of_training_and_the_same_for_every_seed() -> None:
-    whole = prepare_data(DIGITS, CPU, Listener())
+    atomic_path = prepare_data(DIGITS, CPU, Listener())
     parts = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2), CPU, Listener())
     again = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2, seed=9), CPU, Listener())
     assert list(parts.evaluation) == ["validation"]
     held_out, kept = parts.evaluation["validation"], parts.train
-    assert len(whole.train) == 1437
+    assert len(atomic_path.train) == 1437
     assert abs(len(held_out) - 287) < 60 and abs(len(kept) - 690) < 75  # four standard deviations
     for left, right in ((kept, again.train), (held_out, again.evaluation["validation"])):
         assert torch.equal(left.labels, right.labels)
-    everything = [tuple(image.flatten().tolist()) for image in whole.train.pixels]  # type: ignore[union-attr]
+    everything = [tuple(image.flatten().tolist()) for image in atomic_path.train.pixels]  # type: ignore[union-attr]
     chosen = [tuple(i.flatten().tolist()) for part in (kept, held_out) for i in part.pixels]  # type: ignore[union-attr]
     assert set(chosen) <= set(everything)
     assert not {*chosen[: len(kept)]} & {*chosen[len(kept) :]}
@@ -556,7 +556,7 @@ def test_secret_files_are_their_owners_from_the_first_byte(tmp_path: Path) -> No
     for before in (None, 0o644):  # a new file, and one that an older lsg let everybody read
         if before is not None:
             target.chmod(before)
-        with whole(target, secret=True) as partial:
+        with atomic_path(target, secret=True) as partial:
             assert mode(partial) == 0o600 and partial.stat().st_size == 0
             partial.write_text("x")
         assert mode(target) == 0o600

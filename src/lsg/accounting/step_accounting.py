@@ -52,7 +52,7 @@ class Target:
         return fit
 
 
-class Books:
+class StepAccounting:
     """Counts each logical step, if the target allows it: first in the ledger, then in the accountant.
 
     weights, total: compute a fingerprint of the weights that the step starts from, and a seal of its sum.

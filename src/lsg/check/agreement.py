@@ -12,7 +12,7 @@ from lsg.check.kept_state import put_back, tensors_in
 from lsg.check.look import ADVICE, Look, NeedsRule
 from lsg.check.ownership import Trail, alike
 from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
-from lsg.layers.patched_module import Batch, KnownCalls, Site, UnknownCall
+from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule, UnknownCall
 from lsg.layers.samples import SHARED, SampleAxis
 from lsg.parameters.factored_calls import zeros
 from lsg.parameters.slot import Slot, calls_apart
@@ -28,20 +28,28 @@ class Agreement:
         self,
         model: nn.Module,
         run: Callable[[Any], Any],
-        sites: Sequence[Site],
+        patched_modules: Sequence[PatchedModule],
         slots: Sequence[Slot],
         batch: Batch,
     ) -> None:
-        self._model, self._run, self._sites, self._slots, self._batch = model, run, sites, slots, batch
+        self._model, self._run, self._patched_modules, self._slots, self._batch = (
+            model,
+            run,
+            patched_modules,
+            slots,
+            batch,
+        )
 
     def check(self, look: Look, is_random: Callable[[Look, str], bool]) -> None:
         """Raise PrivacyError where the model is another with its rules, or where a backward mixes samples."""
-        known = {site: KnownCalls() for site in self._sites}
+        known = {patched: KnownCalls() for patched in self._patched_modules}
         look.learn(known, look.size)
         with self._on_few(look.size, known):
             try:
                 with put_back(self._model):  # which a backward may need as the forward left it
-                    first = self._gradients(look, set(), lambda site, n, out: _compare(look, site, n, out, is_random))
+                    first = self._gradients(
+                        look, set(), lambda patched, n, out: _compare(look, patched, n, out, is_random)
+                    )
             except PrivacyError as error:  # that what samples share is one of each of them may be why
                 if not look.sharing():
                     raise
@@ -62,7 +70,7 @@ class Agreement:
                 )
 
     @contextmanager
-    def _on_few(self, size: int, known: dict[Site, KnownCalls]) -> Iterator[None]:
+    def _on_few(self, size: int, known: dict[PatchedModule, KnownCalls]) -> Iterator[None]:
         """Carriers for a few samples, of which nobody else knows."""
         batch = self._batch
         size_before = batch.size
@@ -70,16 +78,16 @@ class Agreement:
             for slot in self._slots:
                 carriers = tuple(zeros((size, *c.shape[1:]), c.dtype, c.device) for c in slot.carriers)
                 stack.enter_context(slot.borrowed(carriers))
-            seen = [site.known for site in self._sites]
-            for site in self._sites:
-                site.known = known[site]
+            seen = [patched.known for patched in self._patched_modules]
+            for patched in self._patched_modules:
+                patched.known = known[patched]
             batch.size = size
             try:
                 yield
             finally:
                 batch.size = size_before
-                for site, before in zip(self._sites, seen, strict=True):
-                    site.known = before
+                for patched, before in zip(self._patched_modules, seen, strict=True):
+                    patched.known = before
 
     def _gradients(self, look: Look, changed: set[int], witness: Any) -> list[tuple[str, Tensor | None]]:
         """Names and per-sample gradients of a random loss, in which each sample has its own part."""
@@ -117,21 +125,21 @@ class Agreement:
         return [(name, gradient) for (name, _), gradient in zip(named, found, strict=True)]
 
 
-def _compare(look: Look, site: Site, number: int, out: Any, is_random: Callable[[Look, str], bool]) -> None:
+def _compare(look: Look, patched: PatchedModule, number: int, out: Any, is_random: Callable[[Look, str], bool]) -> None:
     """A layer under its rule returns what it returned without."""
-    call = next((c for c in look.base.calls if c.site is site and c.number == number), None)
+    call = next((c for c in look.base.calls if c.patched is patched and c.number == number), None)
     leaves = pytree.tree_leaves(out)
     if call is not None and len(call.outputs) == len(leaves):
         pairs = [(kept, leaf) for kept, leaf in zip(call.outputs, leaves, strict=True) if isinstance(kept, Trail)]
         if all(_agree(look, kept, leaf) for kept, leaf in pairs):
             return
         same_shapes = all(_fits_shape(look, kept, leaf) is not None for kept, leaf in pairs)
-        if same_shapes and is_random(look, f"in layer '{site.name}' ({call.kind})"):
+        if same_shapes and is_random(look, f"in layer '{patched.name}' ({call.kind})"):
             return
     kind = "" if call is None else f" ({call.kind})"
     raise PrivacyError(
-        f"layer '{site.name}'{kind} computes something else for the samples of a batch than for each of them alone: it "
-        "mixes samples, or an input that they share has as many rows as there are samples (then give it a leading "
+        f"layer '{patched.name}'{kind} computes something else for the samples of a batch than for each of them alone: "
+        "it mixes samples, or an input that they share has as many rows as there are samples (then give it a leading "
         "dimension of 1)"
     )
 

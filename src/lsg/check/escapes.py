@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from lsg.layers.patched_module import Site
+from lsg.layers.patched_module import PatchedModule
 
 
 class Escapes(TorchFunctionMode):
     """Notes, for a forward that runs inside, trained parameters that are used past their own module, and who does it:
     the innermost module running that contains them."""
 
-    def __init__(self, model: nn.Module, sites: Iterable[tuple[nn.Module, Site]]) -> None:
+    def __init__(self, model: nn.Module, patched_modules: Iterable[tuple[nn.Module, PatchedModule]]) -> None:
         super().__init__()
         self.found: list[tuple[nn.Module, nn.Parameter]] = []
         self._model = model
         self._users: dict[int, set[int]] = {}  # parameter -> modules that have a rule for it
-        for module, site in sites:
-            for slot in site.slots.values():
+        for module, patched in patched_modules:
+            for slot in patched.slots.values():
                 self._users.setdefault(id(slot.parameter), set()).add(id(module))
         self._running: list[nn.Module] = [model]
         self._hooks = ExitStack()

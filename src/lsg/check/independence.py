@@ -31,7 +31,7 @@ from lsg.check.quiet import eagerly, moved_parameters, without_dropout
 from lsg.check.records import FewRecords
 from lsg.errors import PrivacyError
 from lsg.layers.fallback import fallback_forward
-from lsg.layers.patched_module import Batch, KnownCalls, Site
+from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.losses import Reduction
 from lsg.parameters.slot import Slot, recast
 
@@ -46,19 +46,19 @@ _RUNS = 16  # about as many forwards of a few records as the check takes
 
 
 class Check:
-    """What is looked at: a model, how it runs (`forward`, its own), its sites that have slots, and the slots."""
+    """What is looked at: a model, how it runs (`forward`, its own), its patched modules and its slots."""
 
     def __init__(
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        sites: Sequence[tuple[nn.Module, Site]],
+        patched_modules: Sequence[tuple[nn.Module, PatchedModule]],
         slots: Sequence[Slot],
         batch: Batch,
         loss_reduction: Reduction = "mean",
     ) -> None:
         self._model, self._forward, self._slots, self._batch = model, forward, slots, batch
-        self._modules, self._sites = sites, [site for _, site in sites]
+        self._modules, self._patched_modules = patched_modules, [patched for _, patched in patched_modules]
         self._loss_reduction: Reduction = loss_reduction
         self._devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
         self._told, self._seed = False, _LOW
@@ -67,7 +67,7 @@ class Check:
         self.expected: Expected | None = None
         self.keeps_state = False
 
-    def __call__(self, size: int, inputs: tuple[Any, Any], known: dict[Site, KnownCalls]) -> bool:
+    def __call__(self, size: int, inputs: tuple[Any, Any], known: dict[PatchedModule, KnownCalls]) -> bool:
         """Raise PrivacyError, naming the first place where samples have been mixed, if there is one. Otherwise add what
         was learnt to `known`. Returns whether there were two intact samples at every place."""
         for is_eager, few in self._selections(size, inputs):
@@ -111,8 +111,8 @@ class Check:
     def _run(self, inputs: tuple[Any, Any], seed: int | None = None) -> Any:
         """One forward, with the same random numbers as any other of that seed."""
         seed = self._seed if seed is None else seed
-        for site in self._sites:
-            site.calls = 0
+        for patched in self._patched_modules:
+            patched.calls = 0
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
@@ -232,7 +232,7 @@ class Check:
     def _refuse_kept_apart(self, kept: dict[str, Any]) -> None:
         """What a module computes sample by sample is of no use outside of it."""
         paths = {id(module): path for path, module in self._model.named_modules()}
-        apart = [paths.get(id(module), "") for module, site in self._modules if site.rule is fallback_forward]
+        apart = [paths.get(id(module), "") for module, patched in self._modules if patched.rule is fallback_forward]
         for name, value in kept.items():
             owner = name.rpartition(".")[0]
             inside = any(not path or owner == path or owner.startswith(path + ".") for path in apart)
@@ -275,7 +275,7 @@ class Check:
     def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:
         """One that the model returns must be a mean or a sum over records."""
         if any(trail.trains and trail.value.numel() == 1 for trail in look.base.output):
-            self._batch.watch = lambda module, site, args, kwargs: site.plain(*args, **kwargs)
+            self._batch.watch = lambda module, patched, args, kwargs: patched.plain(*args, **kwargs)
             try:
                 with put_back(self._model):
                     check_loss(self._model, self._forward, inputs, size, self._loss_reduction)
@@ -283,7 +283,7 @@ class Check:
                 self._batch.watch = None
 
     # -- judgement ---------------------------------------------------------------------------------------------------
-    def _judge(self, as_is: Look, size: int, known: dict[Site, KnownCalls]) -> bool:
+    def _judge(self, as_is: Look, size: int, known: dict[PatchedModule, KnownCalls]) -> bool:
         looks = [as_is]
         try:
             with moved_parameters([slot.parameter for slot in self._slots]):
@@ -293,7 +293,7 @@ class Check:
                 if moved is not None:
                     moved.refuse(self._is_random)
                     looks.append(moved)
-                Agreement(self._model, self._run, self._sites, self._slots, self._batch).check(
+                Agreement(self._model, self._run, self._patched_modules, self._slots, self._batch).check(
                     looks[-1], self._is_random
                 )
         finally:

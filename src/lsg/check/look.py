@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lsg.check.ownership import Call, Recording, Trail, alike, locate
 from lsg.check.records import FewRecords
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import KnownCalls, Site
+from lsg.layers.patched_module import KnownCalls, PatchedModule
 from lsg.layers.samples import COUNT, SHARED, Axis, SampleAxis, SamplePlaces, signature_at
 
 ADVICE = (
@@ -19,10 +19,10 @@ ADVICE = (
 
 
 class NeedsRule(BaseException):
-    """Modules must run sample by sample: those around a site, or those that use a parameter past its own module. No
+    """Modules must run sample by sample: those around a patched module, or those that use another one's parameter. No
     Exception: only the recorder, which puts rules on modules, may catch it."""
 
-    def __init__(self, wanted: Sequence[tuple[Site | nn.Module, nn.Parameter | None]], why: str) -> None:
+    def __init__(self, wanted: Sequence[tuple[PatchedModule | nn.Module, nn.Parameter | None]], why: str) -> None:
         """why: what to say where that cannot be done."""
         super().__init__(why)
         self.wanted = wanted
@@ -73,16 +73,16 @@ class Look:
                 "the model looks at a number that it computes from several samples of a batch, and may do other things "
                 f"by what it finds: {ADVICE}"
             )
-        for where, trail, site, apart in self.base.places:
+        for where, trail, patched, apart in self.base.places:
             axis = self.axis(trail)
-            if site is None and (trail.value.numel() == 1 or not trail.trains):
+            if patched is None and (trail.value.numel() == 1 or not trail.trains):
                 continue
             if axis is None and not (trail.trains is False and is_random(self, where)):
                 why = f"samples of a batch influence each other {where}: {ADVICE}"
-                if site is None or not trail.of_one_each(self._owners):
+                if patched is None or not trail.of_one_each(self._owners):
                     raise PrivacyError(why)
                 if not apart:
-                    raise NeedsRule([(site, None)], why)
+                    raise NeedsRule([(patched, None)], why)
                 continue
             if axis is None or self._fewer is None or not trail.depends_on_number(axis, self.size, self._fewer):
                 continue
@@ -92,18 +92,18 @@ class Look:
                     f"others there are. {ADVICE[0].upper()}{ADVICE[1:]}"
                 )
 
-    def sharing(self) -> list[tuple[Site, None]]:
-        """Sites that get what samples share, so that their rules return it once for each sample."""
+    def sharing(self) -> list[tuple[PatchedModule, None]]:
+        """Patched modules that get what samples share, so that their rules return it once for each sample."""
         apart = {id(place.trail) for place in self.base.places if place.apart}
         found = [
-            call.site
+            call.patched
             for call in self.base.calls
             if any(
                 isinstance(leaf, Trail) and self.axis(leaf) == SHARED and id(leaf) not in apart
                 for leaf in (*call.inputs, *call.outputs)
             )
         ]
-        return [(site, None) for site in dict.fromkeys(found)]
+        return [(patched, None) for patched in dict.fromkeys(found)]
 
     def intact(self) -> int:
         """Samples without NaN, at the place that has fewest of them."""
@@ -119,13 +119,13 @@ class Look:
         rows = [(a, a.split(v, self.size)[: len(records)] if isinstance(a, SampleAxis) else v) for a, v in axes]
         return Expected(records, rows)
 
-    def learn(self, known: dict[Site, KnownCalls], size: int) -> None:
+    def learn(self, known: dict[PatchedModule, KnownCalls], size: int) -> None:
         """Add how each call looks in a batch of `size` samples, and where its samples are."""
         for call in self.base.calls:
             places = self.places(call)
             looks = [leaf.value if isinstance(leaf, Trail) else leaf for leaf in call.inputs]
             axes = tuple(places.inputs)
-            known[call.site].add(signature_at(looks, axes, self.size, size), call.number, places)
+            known[call.patched].add(signature_at(looks, axes, self.size, size), call.number, places)
 
     def places(self, call: Call) -> SamplePlaces:
         inputs = list(self._axes_of(call.inputs))

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.check.kept_state import tensors_in
 from lsg.layers.fallback import fallback_forward, one_each_forward
-from lsg.layers.patched_module import Site
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
 from lsg.layers.subclasses import FUNCTION, Listen, intercepted_forward
 
@@ -73,8 +73,8 @@ class Trail:
 class Call:
     """One call of a layer: what went in and what came out, as leaves, tensors with their trails."""
 
-    site: Site
-    number: int  # among the site's calls in the forward
+    patched: PatchedModule
+    number: int  # among the patched module's calls in the forward
     inputs: list[Any]
     kind: str  # of module
     outputs: list[Any] = field(default_factory=list)
@@ -83,21 +83,21 @@ class Call:
     @property
     def may_mix(self) -> bool:
         """Whether nobody knows what the module computes: layers with a rule of their own keep apart what is apart."""
-        return self.site.rule in (fallback_forward, one_each_forward, intercepted_forward)
+        return self.patched.rule in (fallback_forward, one_each_forward, intercepted_forward)
 
 
 OUTPUT = "before the model's output"
 
 
 class Place(NamedTuple):
-    """Where a tensor was, in words; and the site whose call it went into or came out of.
+    """Where a tensor was, in words; and the patched module whose call it went into or came out of.
 
     apart: whether that is inside a module that runs sample by sample, so that its rule need not find the samples.
     """
 
     where: str
     trail: Trail
-    site: Site | None
+    patched: PatchedModule | None
     apart: bool = False
 
 
@@ -117,23 +117,25 @@ class Recording:
         self.places: list[Place] = []  # all of them as they came
         self.decisions: list[Trail] = []  # numbers that the model looked at
         self.output: list[Trail] = []
-        self.differs: Site | None = None  # the first site that was called in another way than in the reference
+        self.differs: PatchedModule | None = (
+            None  # the first patched module that was called in another way than in the reference
+        )
         self._reference, self._run, self._changed, self._size = reference, run, frozenset(changed), size
         self._position = 0
         self.autocast = False  # whether layers ran in lower precision than their weights
         self._apart = 0  # modules running now whose rule lets them run sample by sample
         self._found: list[tuple[Trail, Tensor]] = []  # what is to be compared when the forward is over
 
-    def __call__(self, module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, patched: PatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch._C.DisableTorchFunction():  # what is done here is no part of the model
-            begun = self._begin(module, site, leaves_of(args, kwargs))
-        self._apart += site.rule is fallback_forward
-        if site.rule is intercepted_forward:
-            with Listen(module, lambda x, out: self._end(self._begin(module, site, [FUNCTION, x]), [out])):
-                out = site.plain(*args, **kwargs)
+            begun = self._begin(module, patched, leaves_of(args, kwargs))
+        self._apart += patched.rule is fallback_forward
+        if patched.rule is intercepted_forward:
+            with Listen(module, lambda x, out: self._end(self._begin(module, patched, [FUNCTION, x]), [out])):
+                out = patched.plain(*args, **kwargs)
         else:
-            out = site.plain(*args, **kwargs)
-        self._apart -= site.rule is fallback_forward
+            out = patched.plain(*args, **kwargs)
+        self._apart -= patched.rule is fallback_forward
         with torch._C.DisableTorchFunction():
             self._end(begun, pytree.tree_leaves(out))
         return out
@@ -141,7 +143,7 @@ class Recording:
     def finish(self, output: Any) -> None:
         found = list(tensors_in(output, set()))
         if self._reference is not None and self._position < len(self._reference.calls):
-            self.differs = self.differs or self._reference.calls[self._position].site
+            self.differs = self.differs or self._reference.calls[self._position].patched
         if self._reference is None:
             self.output = [_kept(tensor) for tensor in found]
             self.places += [Place(OUTPUT, trail, None) for trail in self.output]
@@ -157,21 +159,25 @@ class Recording:
             self._note(self._reference.decisions[len(self.decisions)], number)
             self.decisions.append(self._reference.decisions[len(self.decisions)])
 
-    def _begin(self, module: nn.Module, site: Site, leaves: list[Any]) -> Call | None:
-        number, site.calls = site.calls, site.calls + 1
+    def _begin(self, module: nn.Module, patched: PatchedModule, leaves: list[Any]) -> Call | None:
+        number, patched.calls = patched.calls, patched.calls + 1
         self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
         if self._reference is None:
-            call = Call(site, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
+            call = Call(patched, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
             self.calls.append(call)
-            where = f"before layer '{site.name}'"
+            where = f"before layer '{patched.name}'"
             self.places += [
-                Place(where, leaf, site, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)
+                Place(where, leaf, patched, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)
             ]
             return call
         position, self._position = self._position, self._position + 1
         known = self._reference.calls
-        if position >= len(known) or known[position].site is not site or len(known[position].inputs) != len(leaves):
-            self.differs = self.differs or site
+        if (
+            position >= len(known)
+            or known[position].patched is not patched
+            or len(known[position].inputs) != len(leaves)
+        ):
+            self.differs = self.differs or patched
             return None
         if self._run is None:
             known[position].of_fewer = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -184,9 +190,9 @@ class Recording:
             call.outputs = [_kept(leaf) for leaf in leaves]
             if not call.may_mix:
                 return
-            where = f"in layer '{call.site.name}' ({call.kind})"
+            where = f"in layer '{call.patched.name}' ({call.kind})"
             self.places += [
-                Place(where, leaf, call.site, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)
+                Place(where, leaf, call.patched, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)
             ]
         elif call is not None and call.may_mix:
             self._note_all(call.outputs, leaves)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import write_whole
+from lsg.files.atomic import write_atomic
 from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.digits import Run, Settings, train_digits
@@ -147,7 +147,7 @@ def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, 
         "notes": "null epsilon: infinite, no guarantee. loss: of the training data, not private.",
         "methods": {run.method: _numbers(run) for run in runs},
     }
-    write_whole(output / "results.json", json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomic(output / "results.json", json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     save_accuracy_figure(
         output / "figure.png",
         {run.method: run.curve for run in runs},

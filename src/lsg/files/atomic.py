@@ -10,18 +10,18 @@ UNFINISHED = ".partial"  # a file or folder while it is being written
 OWNER_ONLY, OWNER_ONLY_FOLDER = 0o600, 0o700
 
 
-def write_whole(target: Path, text: str, *, secret: bool = False) -> None:
+def write_atomic(target: Path, text: str, *, secret: bool = False) -> None:
     """At every moment the file is the old one or the new one. secret: nobody but its owner may read it."""
-    with whole(target, secret=secret) as partial:
+    with atomic_path(target, secret=secret) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
-def whole(target: Path, *, secret: bool = False) -> Iterator[Path]:
+def atomic_path(target: Path, *, secret: bool = False) -> Iterator[Path]:
     """Where to write the file instead: what is written there takes the target's place at the end, if all went well."""
     given, target = target, Path(os.path.realpath(target))  # of a link, what it names
     partial = target.with_name(target.name + UNFINISHED)
-    with naming(given):
+    with errors_naming(given):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not target.is_file():  # a pipe, say: nothing can take its place
             yield target
@@ -67,7 +67,7 @@ def sync_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_naming(path: Path) -> Iterator[None]:
     """Errors of writing (a full disk, say) name the file, which neither Python nor safetensors does by itself."""
     from safetensors import SafetensorError
 

@@ -55,7 +55,7 @@ _LARGEST_BLOCK_R = 64
 _FEWEST_SAMPLES = 64  # a program runs over all positions of a sample, so a batch has to fill the chip
 
 
-def pays(x: Tensor, g: Tensor, groups: int) -> bool:
+def is_faster(x: Tensor, g: Tensor, groups: int) -> bool:
     """Whether a convolution of x (B, channels, height, width), with g coming back, is for this module."""
     if not (usable(x) and x.dim() == 4 and groups == 1 and untransformed()):
         return False

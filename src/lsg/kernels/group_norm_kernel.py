@@ -114,7 +114,7 @@ _BLOCK_CHANNELS, _LARGEST_GROUP = 64, 1024
 _FEWEST_SAMPLES = 64  # one program runs over all positions of a sample, so a batch has to fill the chip
 
 
-def pays(x: Tensor, groups: int) -> bool:
+def is_faster(x: Tensor, groups: int) -> bool:
     """Whether x (B, channels, height, width) is for this module."""
     if not (usable(x) and x.dim() == 4 and untransformed()):
         return False

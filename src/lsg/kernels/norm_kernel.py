@@ -36,7 +36,7 @@ if AVAILABLE:
 _BLOCK_D, _LARGEST_BLOCK_T = 128, 16
 
 
-def pays(x: Tensor) -> bool:
+def is_faster(x: Tensor) -> bool:
     return usable(x) and x.numel() > 0 and untransformed()
 
 

@@ -65,7 +65,7 @@ class _Table(NamedTuple):
     tile_starts: Tensor
 
 
-def takes(parts: Sequence[Tensor]) -> bool:
+def supports(parts: Sequence[Tensor]) -> bool:
     """Whether the kernels can work on such matrices."""
     return AVAILABLE and all(part.is_cuda and part.dtype == torch.float32 and part.stride(1) == 1 for part in parts)
 

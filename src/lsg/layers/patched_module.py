@@ -1,4 +1,4 @@
-"""Sites: a module whose forward goes through a rule, and how that is put on and taken off again.
+"""Patched modules: a module whose forward goes through a rule, and how that is put on and taken off again.
 
 The module stays the same object of the same class: only its instance gets a `forward`, a bound method, and a `_lsg`
 attribute. On a copy or a pickle of the module both are inert: it behaves as the plain module.
@@ -18,13 +18,17 @@ from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, leaves_of, signat
 from lsg.parameters.cast_cache import LastCast
 from lsg.parameters.slot import Slot
 
-RuleForward = Callable[..., Any]  # (module, site, places, *args, **kwargs) -> what the module's own forward returns
-Watch = Callable[[nn.Module, "Site", tuple[Any, ...], dict[str, Any]], Any]  # runs the module's own forward
-Witness = Callable[["Site", int, Any], None]  # what a rule returned, and for which of the site's calls
+RuleForward = Callable[
+    ..., Any
+]  # (module, patched module, places, *args, **kwargs) -> what the module's own forward returns
+Watch = Callable[[nn.Module, "PatchedModule", tuple[Any, ...], dict[str, Any]], Any]  # runs the module's own forward
+Witness = Callable[
+    ["PatchedModule", int, Any], None
+]  # what a rule returned, and for which of the patched module's calls
 
 
 class Batch:
-    """The micro-batch in flight; one object shared by all sites of an engine."""
+    """The micro-batch in flight; one object shared by all patched modules of an engine."""
 
     def __init__(self) -> None:
         self.size: int | None = None  # samples that carriers are made for
@@ -49,15 +53,15 @@ class Batch:
 class UnknownCall(BaseException):
     """A layer was called in a way that the check has not seen. No Exception: a model must not catch it."""
 
-    def __init__(self, site: "Site", leaves: list[Any]) -> None:
+    def __init__(self, patched: "PatchedModule", leaves: list[Any]) -> None:
         shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        super().__init__(f"layer '{site.name}' with inputs {shapes}")
+        super().__init__(f"layer '{patched.name}' with inputs {shapes}")
 
 
-class Site:
+class PatchedModule:
     """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight.
 
-    for_speed: whether the site trains nothing and is there for speed alone, in evaluation too.
+    for_speed: whether the patched module trains nothing and is there for speed alone, in evaluation too.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class Site:
 
 
 class KnownCalls:
-    """KnownCalls of a site's calls, by what the calls look like and by their number in a forward."""
+    """KnownCalls of a patched module's calls, by what the calls look like and by their number in a forward."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], dict[int, SamplePlaces]] = {}
@@ -157,11 +161,11 @@ def _in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def site_of(module: nn.Module) -> "Site | None":
-    """The site that a module has, if any."""
-    site = module.__dict__.get("_lsg")
-    assert site is None or isinstance(site, Site)
-    return site
+def patch_of(module: nn.Module) -> "PatchedModule | None":
+    """The patched module that a module has, if any."""
+    patched = module.__dict__.get("_lsg")
+    assert patched is None or isinstance(patched, PatchedModule)
+    return patched
 
 
 def fixed_signature(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,25 +181,25 @@ def refuse_double_backward() -> None:
 
 
 def nothing() -> None:
-    """What a pickle of a site is loaded as."""
+    """What a pickle of a patched module is loaded as."""
 
 
 def _through_rule(method: str) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        site: Site | None = self.__dict__["_lsg"]
-        if site is None:  # a copy of a private model is a plain model
+        patched: PatchedModule | None = self.__dict__["_lsg"]
+        if patched is None:  # a copy of a private model is a plain model
             return getattr(type(self), method)(self, *args, **kwargs)
-        batch = site.batch
-        if site.for_speed:
-            return site.rule(self, site, *args, **kwargs)
+        batch = patched.batch
+        if patched.for_speed:
+            return patched.rule(self, patched, *args, **kwargs)
         if batch.watch is not None:
-            return batch.watch(self, site, args, kwargs)
+            return batch.watch(self, patched, args, kwargs)
         if not torch.is_grad_enabled():
-            return site.plain(*args, **kwargs)
-        number, places = site.calls, site.places(leaves_of(args, kwargs))
-        out = site.rule(self, site, places, *args, **kwargs)
+            return patched.plain(*args, **kwargs)
+        number, places = patched.calls, patched.places(leaves_of(args, kwargs))
+        out = patched.rule(self, patched, places, *args, **kwargs)
         if batch.witness is not None:
-            batch.witness(site, number, out)
+            batch.witness(patched, number, out)
         return out
 
     forward.__name__ = method  # a pickled bound method is looked up by name: the plain one is found
@@ -208,8 +212,8 @@ _PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for met
 
 def is_private(model: nn.Module) -> bool:
     """Whether an engine trains the model or a part of it."""
-    sites = (site_of(module) for module in model.modules())
-    return any(site is not None and site.slots for site in sites)
+    patched_modules = (patch_of(module) for module in model.modules())
+    return any(patched is not None and patched.slots for patched in patched_modules)
 
 
 def has_own_forward(module: nn.Module) -> bool:
@@ -237,26 +241,26 @@ def _is_inert(module: nn.Module, method: Any) -> bool:
     return owner is not None and module.__dict__.get(owner) is None
 
 
-def install(module: nn.Module, site: Site) -> None:
+def install(module: nn.Module, patched: PatchedModule) -> None:
     """In place of one that is there for speed alone, if there is one."""
-    before = site_of(module)
+    before = patch_of(module)
     if before is not None:
         uninstall(module, before)
-    site.plain = swap_in(module, site.method, _PATCHES[site.method])
-    module.__dict__["_lsg"] = site
+    patched.plain = swap_in(module, patched.method, _PATCHES[patched.method])
+    module.__dict__["_lsg"] = patched
 
 
-def patched_method(module: nn.Module, site: Site) -> Callable[..., Any]:
-    """A method of the module that goes through the site's rule, for whoever calls it in place of the module's own."""
-    module.__dict__["_lsg"] = site
-    return types.MethodType(_PATCHES[site.method], module)
+def patched_method(module: nn.Module, patched: PatchedModule) -> Callable[..., Any]:
+    """A method of the module that goes through its rule, for whoever calls it in place of the module's own."""
+    module.__dict__["_lsg"] = patched
+    return types.MethodType(_PATCHES[patched.method], module)
 
 
-def uninstall(module: nn.Module, site: Site) -> None:
-    """Nothing where another site has taken its place."""
-    if site_of(module) is site:
+def uninstall(module: nn.Module, patched: PatchedModule) -> None:
+    """Nothing where another patched module has taken its place."""
+    if patch_of(module) is patched:
         del module.__dict__["_lsg"]
-        swap_out(module, site.method, site.plain)
+        swap_out(module, patched.method, patched.plain)
 
 
 def swap_in(module: nn.Module, method: str, patch: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,10 +20,10 @@ from lsg.layers.fallback import fallback_forward
 from lsg.layers.patched_module import (
     Batch,
     KnownCalls,
-    Site,
+    PatchedModule,
     install,
+    patch_of,
     register_patch,
-    site_of,
     swap_in,
     swap_out,
     uninstall,
@@ -83,25 +83,29 @@ class Recorder:
         self._seen_weights: tuple[int, ...] | None = None
         self._before_refresh = generator.get_state()
         # Calls of layers that the check has seen, for each kind of forward (`_kind`); finished, where it saw enough.
-        self._known: dict[Any, dict[Site, KnownCalls]] = {}
+        self._known: dict[Any, dict[PatchedModule, KnownCalls]] = {}
         self._finished: set[Any] = set()
         self.keeps_state = False
         self._expected: Expected | None = None  # of the forward in flight, if it was just looked at
-        self._sites: list[tuple[nn.Module, Site]] = []
+        self._patched_modules: list[tuple[nn.Module, PatchedModule]] = []
         for use in plan.uses:
             slots: dict[str, Slot] = {}
             for local, name in use.parameters.items():
                 parts = plan.splits.get(name, [name])
                 keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
                 slots |= {key: self.slots[part] for key, part in zip(keys, parts, strict=True)}
-            self._sites.append((use.module, Site(use.name, slots, self.batch, use.rule.forward, use.rule.method)))
-            install(*self._sites[-1])
-        self._trained = list(self._sites)
+            self._patched_modules.append(
+                (use.module, PatchedModule(use.name, slots, self.batch, use.rule.forward, use.rule.method))
+            )
+            install(*self._patched_modules[-1])
+        self._trained = list(self._patched_modules)
         if device == "cuda":
-            self._sites += _install_faster(model, self.batch)
+            self._patched_modules += _install_faster(model, self.batch)
         graphs = perf.graphs(device)
         self.fast: FastForward | None = None
-        if perf.fast(device) and not site_of(model):  # one that is a site itself is a single layer: too small to matter
+        if perf.fast(device) and not patch_of(
+            model
+        ):  # one that is a patched module itself is a single layer: too small to matter
             tape = CudaTape() if graphs else None
             recorded = list(self.slots.values())
             self.fast = FastForward(model, recorded, compiled=perf.compiles, tape=tape, before_run=self._restart)
@@ -123,8 +127,8 @@ class Recorder:
             self.fast.remove()
         swap_out(self.model, "zero_grad", self._plain_zero_grad)
         del self.model.__dict__["_lsg_forget"]
-        for module, site in self._sites:
-            uninstall(module, site)
+        for module, patched in self._patched_modules:
+            uninstall(module, patched)
 
     def prepare(self, size: int) -> None:
         """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
@@ -212,8 +216,8 @@ class Recorder:
         if kind not in self._finished and self.batch.size is not None and not self._is_single(kind):
             self.check(inputs, kind)
         known = self._known.get(kind, {})
-        for _, site in self._trained:
-            site.begin(known.get(site, _NOTHING_KNOWN))  # one that was added since is unknown
+        for _, patched in self._trained:
+            patched.begin(known.get(patched, _NOTHING_KNOWN))  # one that was added since is unknown
         return inputs
 
     def end(self, output: Any) -> None:
@@ -228,8 +232,8 @@ class Recorder:
 
     def _restart(self) -> None:
         """Calls of layers are numbered from the beginning of each run."""
-        for _, site in self._trained:
-            site.calls = 0
+        for _, patched in self._trained:
+            patched.calls = 0
 
     def check(self, inputs: tuple[Any, Any], kind: Any = None) -> None:
         """Samples stay apart, and the model computes the same with its rules as without; raises where it does not."""
@@ -237,17 +241,21 @@ class Recorder:
         if self.batch.channels_last_norms is None:
             self.batch.channels_last_norms = True
         finished, rules, why = None, None, ""
-        while finished is None or rules != [site.rule for _, site in self._trained]:  # a subclass may change its rule
-            rules = [site.rule for _, site in self._trained]
+        while finished is None or rules != [
+            patched.rule for _, patched in self._trained
+        ]:  # a subclass may change its rule
+            rules = [patched.rule for _, patched in self._trained]
             known = self._known.setdefault(kind, {})
-            for _, site in self._trained:
-                known.setdefault(site, KnownCalls())
+            for _, patched in self._trained:
+                known.setdefault(patched, KnownCalls())
             try:
                 finished = self._look(inputs, known)
             except NeedsRule as needed:
                 why = why or str(needed)
                 for place, parameter in needed.wanted:
-                    if not self._run_apart(self._around(place) if isinstance(place, Site) else place, parameter):
+                    if not self._run_apart(
+                        self._around(place) if isinstance(place, PatchedModule) else place, parameter
+                    ):
                         raise PrivacyError(why) from None
             except PrivacyError as error:
                 raise PrivacyError(why or str(error)) from error
@@ -258,7 +266,7 @@ class Recorder:
         if finished:
             self._finished.add(kind)
 
-    def _look(self, inputs: tuple[Any, Any], known: dict[Site, KnownCalls]) -> bool:
+    def _look(self, inputs: tuple[Any, Any], known: dict[PatchedModule, KnownCalls]) -> bool:
         run = self._root.plain if self.fast is None else self.fast.plain
         check = Check(self.model, run, self._trained, list(self.slots.values()), self.batch, self._loss_reduction)
         assert self.batch.size is not None
@@ -267,9 +275,9 @@ class Recorder:
         self.keeps_state |= check.keeps_state
         return finished
 
-    def _around(self, site: Site) -> nn.Module | None:
-        """The module whose forward calls a site's module."""
-        module = next(module for module, other in self._trained if other is site)
+    def _around(self, patched: PatchedModule) -> nn.Module | None:
+        """The module whose forward calls a patched module's module."""
+        module = next(module for module, other in self._trained if other is patched)
         name = next((name for name, other in self.model.named_modules() if other is module), "")
         while name:
             name = name.rpartition(".")[0]
@@ -284,22 +292,22 @@ class Recorder:
         if module is None or (module is self.model and self.fast is not None):
             return False
         slots = [] if parameter is None else [slot for slot in self.slots.values() if slot.parameter is parameter]
-        site = site_of(module)
-        if site is not None and (site.rule is not fallback_forward or not slots):
+        patched = patch_of(module)
+        if patched is not None and (patched.rule is not fallback_forward or not slots):
             return False
-        if site is None:
+        if patched is None:
             name = next(name for name, other in self.model.named_modules() if other is module)
-            site = Site(name or type(module).__name__, {}, self.batch, fallback_forward)
+            patched = PatchedModule(name or type(module).__name__, {}, self.batch, fallback_forward)
             if module is self.model:
-                self._root.put_under(site)
+                self._root.put_under(patched)
             else:
-                install(module, site)
-            self._sites.append((module, site))
-            self._trained.append((module, site))
+                install(module, patched)
+            self._patched_modules.append((module, patched))
+            self._trained.append((module, patched))
         if slots:
             path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
             keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
-            site.slots |= dict(zip(keys, slots, strict=True))
+            patched.slots |= dict(zip(keys, slots, strict=True))
         return True
 
     def _kind(self, inputs: tuple[Any, Any]) -> Any:
@@ -364,13 +372,13 @@ class Recorder:
         self.batch.size = None
 
 
-def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, Site]]:
+def _install_faster(model: nn.Module, batch: Batch) -> list[tuple[nn.Module, PatchedModule]]:
     """Faster forwards on modules that train nothing."""
     found = []
     for name, module in model.named_modules():
         forward = faster_frozen(module)
-        if forward is not None and site_of(module) is None:
-            found.append((module, Site(name, {}, batch, forward, for_speed=True)))
+        if forward is not None and patch_of(module) is None:
+            found.append((module, PatchedModule(name, {}, batch, forward, for_speed=True)))
             install(*found[-1])
     return found
 

@@ -14,7 +14,7 @@ from lsg.check.kept_state import snapshot
 from lsg.errors import PrivacyError
 from lsg.layers.patched_module import (
     Batch,
-    Site,
+    PatchedModule,
     UnknownCall,
     nothing,
     patched_method,
@@ -55,9 +55,9 @@ class RootForward:
     def __reduce__(self) -> Any:
         return (nothing, ())
 
-    def put_under(self, site: Site) -> None:
-        """Let the model itself run through a site's rule, inside of what this does."""
-        site.plain, self.plain = self.plain, patched_method(self._model, site)
+    def put_under(self, patched: PatchedModule) -> None:
+        """Let the model itself run through a patched module's rule, inside of what this does."""
+        patched.plain, self.plain = self.plain, patched_method(self._model, patched)
 
     def remove(self) -> None:
         swap_out(self._model, "forward", self.plain)

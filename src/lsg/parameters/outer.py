@@ -99,7 +99,7 @@ def row_norms(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
 
 
-def pays(x: Tensor, outputs: int) -> bool:
+def is_faster(x: Tensor, outputs: int) -> bool:
     """Whether to keep input and output gradient of x (B, ..., in) -> (B, ..., outputs): on a GPU, where memory traffic
     is what per-sample gradients cost, and where the two are smaller than their product."""
     tokens, inputs = x.shape[1:-1].numel(), x.shape[-1]

@@ -142,7 +142,7 @@ class Slot:
         if self.layout is not None or len(shape) != 2 or not untransformed():
             return None
         outputs = shape[1] if stored_inputs_first else shape[0]
-        if not outer.pays(x, outputs):
+        if not outer.is_faster(x, outputs):
             return None
         y_shape = (*x.shape[:-1], outputs)
         return self.calls.begin(y_shape, x.dtype, x.device, stored_inputs_first=stored_inputs_first)

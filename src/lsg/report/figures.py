@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lsg.files.atomic import whole
+from lsg.files.atomic import atomic_path
 
 # Okabe and Ito's palette, told apart by colour-blind readers too. References are grey and dashed.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -44,7 +44,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """As the kind of file that the path's ending names, whole or not at all."""
     kind = path.suffix.removeprefix(".")
     # The same figure is the same file: no date, and no random names inside.
-    with whole(path) as partial, rc_context({"svg.hashsalt": "lsg"}):
+    with atomic_path(path) as partial, rc_context({"svg.hashsalt": "lsg"}):
         figure.savefig(partial, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lsg.errors import LsgError
-from lsg.files.atomic import OWNER_ONLY_FOLDER, write_whole
+from lsg.files.atomic import OWNER_ONLY_FOLDER, write_atomic
 from lsg.reproduce.store import Store, cell_name
 from lsg.train.config import RunConfig
 
@@ -69,6 +69,6 @@ def describe(error: Exception) -> str:
 def _note(store: Store, cell: RunConfig) -> None:
     try:
         store.path(cell).mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
-        write_whole(store.path(cell) / "error.txt", traceback.format_exc(), secret=True)
+        write_atomic(store.path(cell) / "error.txt", traceback.format_exc(), secret=True)
     except OSError:
         pass  # a full disk, which may be why the cell failed: the reason is still reported

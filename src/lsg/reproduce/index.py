@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import write_whole
+from lsg.files.atomic import write_atomic
 from lsg.reproduce.grid import Failure, pending, with_seeds
 from lsg.reproduce.scales import Scale
 from lsg.reproduce.store import Store, cell_name
@@ -49,7 +49,7 @@ def write_index(
     details = {key: value for key, value in origin.items() if key not in ("command", "time_utc")}
     lines += ["", "## Provenance of this command", "", "```json", json.dumps(details, indent=2), "```"]
     path = folder / "README.md"
-    write_whole(path, "\n".join(lines) + "\n")
+    write_atomic(path, "\n".join(lines) + "\n")
     return path
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsg.files.atomic import write_whole
+from lsg.files.atomic import write_atomic
 from lsg.report.figures import COLOURS
 from lsg.reproduce.intensity import Intensity
 from lsg.reproduce.paper_results import TABLE1, TABLE2, TABLE2_NON_PRIVATE
@@ -156,7 +156,7 @@ def _figure_convergence(scale: Scale) -> Study:
         curves = {place: summary for place, summary in found.items() if summary is not None}
         file = folder / "figure-convergence.csv"
         rows = [(workload.at(*place), summary) for place, summary in curves.items()]
-        write_whole(file, curves_comma_separated(rows))
+        write_atomic(file, curves_comma_separated(rows))
         heading = f"{workload.title}, ε = {workload.epsilon:g}"
         return [*save_curves_figure(folder / "figure-convergence", heading, curves), file]
 
@@ -207,6 +207,6 @@ def _by_epsilon(
 
 def _write(stem: Path, title: str, panels: list[Panel], notes: list[str]) -> list[Path]:
     page, data = stem.with_suffix(".md"), stem.with_suffix(".csv")
-    write_whole(page, markdown(title, panels, notes))
-    write_whole(data, comma_separated(panels))
+    write_atomic(page, markdown(title, panels, notes))
+    write_atomic(data, comma_separated(panels))
     return [page, data]

@@ -17,7 +17,7 @@ from lsg.errors import ConfigurationError
 from lsg.sampling.plan import LogicalBatches, SamplingPlan
 
 
-class StepGate(Protocol):
+class LoaderEvents(Protocol):
     """What the loader tells the optimizer. `epoch` is what `enter_epoch` gave: an epoch begun later ends it."""
 
     def enter_epoch(self) -> int:
@@ -49,8 +49,8 @@ class StepGate(Protocol):
 class PrivateDataLoader(DataLoader[Any]):
     """Iterates like any DataLoader over non-empty micro-batches, and keeps the optimizer's logical steps in line."""
 
-    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, gate: StepGate) -> None:
-        self._gate = gate
+    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, events: LoaderEvents) -> None:
+        self._events = events
         super().__init__(
             source.dataset,
             batch_sampler=sampler,
@@ -81,27 +81,27 @@ class PrivateDataLoader(DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """Epochs done. The next loop over the loader is epoch number `epoch`, counted from 0, or what is left of it."""
-        return self._gate.epochs_done
+        return self._events.epochs_done
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        epoch = self._gate.enter_epoch()
-        self.logical.epoch_number = self._gate.epochs_done
-        plan = self.logical.draw_epoch(*self._gate.done)
+        epoch = self._events.enter_epoch()
+        self.logical.epoch_number = self._events.epochs_done
+        plan = self.logical.draw_epoch(*self._events.done)
         self.generator.manual_seed(self.logical.epoch_seed())
         with self.logical.handed_out():
             batches = super().__iter__()
         try:
             for logical in plan:
                 if not logical:
-                    self._gate.empty_step(epoch)
+                    self._events.empty_step(epoch)
                 for number, records in enumerate(logical, start=1):
                     batch = next(batches)
-                    self._gate.begin_micro_batch(epoch, size=len(records), last=number == len(logical))
+                    self._events.begin_micro_batch(epoch, size=len(records), last=number == len(logical))
                     yield batch
-            self._gate.finish_epoch(epoch)
+            self._events.finish_epoch(epoch)
         finally:
-            if self._gate.leave_epoch(epoch):
-                self.logical.epoch_number = self._gate.epochs_done
+            if self._events.leave_epoch(epoch):
+                self.logical.epoch_number = self._events.epochs_done
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:

@@ -55,7 +55,7 @@ def make_block(parts: Sequence[Part]) -> Block:
         return parts[0]
     matrices = [part for part in parts if isinstance(part, Tensor)]
     assert len(matrices) == len(parts)
-    if ragged_kernel.takes(matrices):
+    if ragged_kernel.supports(matrices):
         return ragged_kernel.Matrices(matrices)
     return _Matrix(matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=1))
 
@@ -71,7 +71,7 @@ def few_groups(parts: Sequence[Part]) -> list[list[int]]:
     by themselves: they need no help."""
     alone = [[i] for i, part in enumerate(parts) if isinstance(part, OuterProducts)]
     explicit = [(i, part) for i, part in enumerate(parts) if isinstance(part, Tensor)]
-    if explicit and ragged_kernel.takes([part for _, part in explicit]):
+    if explicit and ragged_kernel.supports([part for _, part in explicit]):
         return [*alone, [i for i, _ in explicit]]
     together: list[list[int]] = []
     room = 0

@@ -211,7 +211,7 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.step()
         self.gradients.drop_pending()
 
-    # -- what the loader tells (StepGate) ------------------------------------------------------------------------
+    # -- what the loader tells (LoaderEvents) ------------------------------------------------------------------------
     def enter_epoch(self) -> int:
         if self._epoch is not None:
             self.leave_epoch(self._epoch)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsg.accounting.step_accounting import Books
+from lsg.accounting.step_accounting import StepAccounting
 from lsg.errors import ConfigurationError
 from lsg.methods import Method
 from lsg.sampling.plan import LogicalBatches
@@ -31,7 +31,7 @@ class Run:
     module: nn.Module
     optimizer: PrivateOptimizer
     sampler: LogicalBatches
-    books: Books
+    step_accounting: StepAccounting
     plan: dict[str, Any]
 
     def state_dict(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Run:
         return {
             "version": VERSION,
             "plan": dict(self.plan),
-            "books": self.books.state_dict(),
+            "books": self.step_accounting.state_dict(),
             "progress": {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)},
             "sampling": self.sampler.state_after(progress.epochs),
             "projection": private and private.recorder.state_dict(),
@@ -65,7 +65,7 @@ class Run:
                     f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
                     "make_private must get what it got when that run began"
                 )
-        self.books.check(state["books"])
+        self.step_accounting.check(state["books"])
         self.sampler.source.check_state("sampling", state["sampling"])
         private = self._private()
         if private is not None:
@@ -82,7 +82,7 @@ class Run:
             private.recorder.load_state_dict(state["projection"])
             private.noise.load_state(state["noise"])
             self.optimizer.max_grad_norm = state["max_grad_norm"]
-        if not self.books.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
+        if not self.step_accounting.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
             # Lost steps were charged as what they are: noise of their own on samples of their own.
             progress = replace(progress, micro=0, partial_sum=None)
             for source in (self.sampler.source, *([private.noise] if private else [])):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, naming, sync_folder, sync_tree, write_whole
+from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
 from lsg.files.strict_json import loads
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings, to_toml
@@ -40,7 +40,7 @@ class RunFolder:
         """Keeps all other processes out, from `check` to the end. An empty folder that was made for it is removed."""
         self.check(config, resume=resume)
         made = not self.path.exists()
-        with naming(self.path):
+        with errors_naming(self.path):
             self.path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
         try:
             with exclusive(self.path / LOCK, f"--output {self.path}"):
@@ -81,7 +81,7 @@ class RunFolder:
     def create(self, config: RunConfig) -> None:
         """Write what the run is begun with, unless it is there already. Needs the folder to be `held`."""
         if not self._was_there:
-            write_whole(self.path / "config.toml", f"# {SECRET}\n{to_toml(config.to_dict())}", secret=True)
+            write_atomic(self.path / "config.toml", f"# {SECRET}\n{to_toml(config.to_dict())}", secret=True)
 
     def abandon(self) -> None:
         """Remove a run that has only begun, unless it was there before."""
@@ -105,20 +105,20 @@ class RunFolder:
         return found
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        write_whole(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows), secret=True)
+        write_atomic(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows), secret=True)
 
     def write_privacy(self, statement: dict[str, Any]) -> None:
         """The one file beside the model that is made to be released."""
-        write_whole(self.path / "privacy.json", _json(statement, indent=2) + "\n")
+        write_atomic(self.path / "privacy.json", _json(statement, indent=2) + "\n")
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_whole(self.path / "result.json", _json({"secret": SECRET} | result, indent=2) + "\n", secret=True)
+        write_atomic(self.path / "result.json", _json({"secret": SECRET} | result, indent=2) + "\n", secret=True)
 
     def write_model(self, save: Callable[[Path], None]) -> None:
         """save: writes into a folder that it makes itself."""
         target, partial = self.path / "model", self.path / ("model" + UNFINISHED)
         earlier = self.path / ("model.earlier" + UNFINISHED)
-        with naming(target):
+        with errors_naming(target):
             try:
                 shutil.rmtree(partial, ignore_errors=True)
                 save(partial)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import OWNER_ONLY, naming
+from lsg.files.atomic import OWNER_ONLY, errors_naming
 
 try:
     import fcntl
@@ -17,7 +17,7 @@ except ImportError:  # Windows, where a run folder has no lock
 @contextlib.contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Refuses with `what` in one line if another process is inside. The system frees the lock of one that dies."""
-    with naming(path):
+    with errors_naming(path):
         file = _locked(path, what)
     try:
         yield

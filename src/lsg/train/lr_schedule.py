@@ -17,7 +17,7 @@ def share(schedule: str, step: int, steps: int) -> float:
     return 1.0
 
 
-def follow(optimizer: PrivateOptimizer, schedule: str, steps: int) -> LambdaLR:
+def attach_lr_schedule(optimizer: PrivateOptimizer, schedule: str, steps: int) -> LambdaLR:
     """Sets the optimizer's learning rate from now on. The scheduler is returned for its state."""
     scheduler = LambdaLR(optimizer.original_optimizer, lambda step: share(schedule, step, steps))
     optimizer.register_step_post_hook(lambda *_: scheduler.step())

@@ -18,7 +18,7 @@ from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.explain import explain
-from lsg.files.atomic import OWNER_ONLY_FOLDER, naming
+from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
 from lsg.perf import PerfConfig
 from lsg.sampling.random_sources import fresh_generator
 from lsg.tasks.encoded import as_loader
@@ -28,7 +28,7 @@ from lsg.train.evaluation import Classifier, Evaluation
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunPlan
 from lsg.train.loop import Epoch, Progress, train
-from lsg.train.lr_schedule import follow
+from lsg.train.lr_schedule import attach_lr_schedule
 from lsg.train.precision import choose_device, choose_precision, matmul_precision
 from lsg.train.prepare import Prepared, make_optimizer, prepare_data, prepare_model
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
@@ -168,7 +168,7 @@ class _Training:
                 **inputs, noise_multiplier=config.noise_multiplier or 0.0
             )
         self.steps = self.loader.logical.plan.steps(config.epochs)
-        self.scheduler = follow(self.optimizer, config.lr_schedule, self.steps)
+        self.scheduler = attach_lr_schedule(self.optimizer, config.lr_schedule, self.steps)
         classifier = Classifier(choose_precision(config.precision, device), device)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
 
@@ -321,7 +321,7 @@ class _Checkpoints:
             "scheduler": training.scheduler.state_dict(),
             "used": training.data.used,
         }
-        with naming(training.folder.checkpoint):
+        with errors_naming(training.folder.checkpoint):
             training.folder.checkpoint.parent.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
             save_checkpoint(training.folder.checkpoint, engine=training.engine, extra=extra)
         self._last = time.perf_counter()

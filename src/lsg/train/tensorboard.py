@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lsg.files.atomic import OWNER_ONLY_FOLDER, naming
+from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
 
 TAGS = {
     "epsilon": "privacy/epsilon",
@@ -24,7 +24,7 @@ class TensorBoard:
         from tensorboardX.event_file_writer import EventsWriter
 
         self._folder = folder
-        with naming(folder):
+        with errors_naming(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True)  # losses are not private
             self._writer = EventsWriter(str(folder / "events"))
@@ -38,10 +38,10 @@ class TensorBoard:
         shown = [Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row[key] is not None]
         parts = [Summary.Value(tag=f"evaluation/{part}", simple_value=score) for part, score in row["scores"].items()]
         event = Event(wall_time=time.time(), step=row["epoch"], summary=Summary(value=shown + parts))
-        with naming(self._folder):
+        with errors_naming(self._folder):
             self._writer.write_event(event)
             self._writer.flush()
 
     def close(self) -> None:
-        with naming(self._folder):
+        with errors_naming(self._folder):
             self._writer.close()
