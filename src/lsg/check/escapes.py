@@ -74,5 +74,6 @@ def _contains(module: nn.Module, parameter: nn.Parameter) -> bool:
 def used_outside(name: str) -> str:
     return (
         f"parameter '{name}' was used outside its module's forward (a functional call on the weight?), so part of its "
-        "gradient has no per-sample rule; call the module instead, or freeze the parameter"
+        "gradient has no per-sample rule: call the module instead, or freeze the parameter. For a penalty on weights "
+        "use the optimizer's weight_decay"
     )

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from lsg.check.loss_check import check_loss
 from lsg.check.ownership import Decisions, Recording, alike
 from lsg.check.quiet import eagerly, moved_parameters, without_dropout
 from lsg.check.records import FewRecords
-from lsg.errors import PrivacyError
+from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.losses import Reduction
@@ -81,7 +81,23 @@ class Check:
                     raise
                 except Exception as error:  # too few records for it, say
                     failure = error
-        raise failure
+        self._run_as_it_is(inputs)  # raises the model's own error, if it has one
+        if is_out_of_memory(failure):
+            raise failure
+        raise PrivacyError(
+            f"the model fails on a few records of a batch, some of them changed ({first_line(failure)}), so that lsg "
+            "cannot see whether samples stay apart: let the model take any record of its inputs' shape and "
+            "range, and any number of them"
+        ) from failure
+
+    def _run_as_it_is(self, inputs: tuple[Any, Any]) -> None:
+        """The whole batch, without rules."""
+        self._batch.watch = lambda module, patched, args, kwargs: patched.plain(*args, **kwargs)
+        try:
+            with self._quietly(True):
+                self._run(inputs)
+        finally:
+            self._batch.watch = None
 
     def _selections(self, size: int, inputs: tuple[Any, Any]) -> Iterator[tuple[bool, FewRecords]]:
         """Ways to run the model, the cheapest first. A few models insist on their batch, or on a compiler."""
@@ -167,8 +183,7 @@ class Check:
                 self._again(base, few, len(runs) - 1, runs[-1], version)
             if few.can_break:
                 runs.append({0})
-                with suppress(ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError):  # it refuses NaN
-                    self._again(base, few, len(runs) - 1, runs[-1], broken=True)
+                self._again(base, few, len(runs) - 1, runs[-1], broken=True)
         fewer = few.count - 1 if _FEW <= few.count <= _FEW + 1 else None
         if fewer is not None:
             try:
@@ -197,10 +212,19 @@ class Check:
         *,
         broken: bool = False,
     ) -> dict[str, Any]:
-        """A run with records changed. It must call the same layers."""
-        inputs = few.batch(changed, version=number if version is None else version, broken=broken)
+        """A run with records changed. It must call the same layers. The model may refuse records that are empty, all
+        alike or NaN; what it computed before it did so counts."""
+        version = number if version is None else version
+        inputs = few.batch(changed, version=version, broken=broken)
         recording = Recording(base, number, changed, few.count)
-        kept = self._record(recording, inputs)
+        try:
+            kept = self._record(recording, inputs)
+        except LsgError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error) or not (broken or version % 4):
+                raise
+            return {}
         if recording.differs is not None and not self._differs_anyway(base, inputs):
             raise PrivacyError(
                 f"samples of a batch influence each other before layer '{recording.differs.name}': whether and how it "

@@ -21,8 +21,9 @@ _ROWS = 3
 _Kept = tuple[int | None, ...]  # how many of each record's labels count; the rest are masked. None means all
 _OFTEN_IGNORED = (IGNORED, -1, 0, 255)  # transformers; also seen; padding tokens; segmentation
 _WAY_OUT = (
-    "call it without labels, and compute the loss outside the model, with lsg.losses.per_sequence(logits, labels) for "
-    "texts, or any other mean of losses that each belong to one record"
+    "let the model return a mean of losses that each belong to one record, or logits (called without labels) for which "
+    "lsg.losses.per_sequence(logits, labels) computes such a mean. A loss that compares records with each other, as "
+    "contrastive ones do, cannot be trained privately, inside the model or outside"
 )
 
 

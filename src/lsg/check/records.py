@@ -110,10 +110,12 @@ class FewRecords:
             return _moved(row, noise.to(row.dtype))
         values = leaf.detach().reshape(-1)
         largest = _largest_index(leaf)
+        if largest > 1 and version % 4 and not row.dim():  # one number for each record: a length, say
+            return [row, values.min(), values.max(), (row + 1) // 2][version % 4].clone()
         if largest > 1 and version % 4:  # indices: all padding, if 0 is that; all alike; a short record
-            end = row.shape[-1] // 2 if row.dim() and version % 4 == 3 else 0
+            end = row.shape[-1] // 2 if version % 4 == 3 else 0
             filler = torch.full_like(row, largest if version % 4 == 2 else 0)
-            return torch.cat([row[..., :end], filler[..., end:]], -1) if row.dim() else filler
+            return torch.cat([row[..., :end], filler[..., end:]], -1)
         if unlike is not None and torch.equal(row, unlike):  # indices or a mask: values that occur, in other places
             picked = torch.randint(values.numel(), row.shape, generator=generator).to(row.device)
             return values[picked].clone()
