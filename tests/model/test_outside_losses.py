@@ -26,7 +26,7 @@ def texts(lengths: tuple[int, ...] = (6, 3, 1, 5), dtype: torch.dtype = torch.fl
 
 def look(z: Tensor, loss: Tensor) -> None:
     (gradient,) = torch.autograd.grad(loss, z)
-    refuse_token_mean(z.detach(), gradient, len(z))
+    refuse_token_mean(z.detach(), gradient)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -136,3 +136,22 @@ def test_a_private_model_is_watched() -> None:
     model.zero_grad()
     engine.detach()
     F.cross_entropy(model(x)["logits"].flatten(0, 1), y.flatten()).backward()
+
+
+@pytest.mark.parametrize("announced", ["mean", "sum"])
+def test_the_other_reduction_is_refused_at_the_second_size(announced: Any) -> None:
+    """A record's gradient would depend on how many others there are."""
+    other = "sum" if announced == "mean" else "mean"
+    watch = LossWatch(announced)
+
+    def train(size: int, reduction: str, factor: float = 1.0) -> None:
+        z, y = torch.randn(size, V, requires_grad=True), torch.randint(0, V, (size,))
+        backward(watch, z, lambda logits: factor * F.cross_entropy(logits, y, reduction=reduction))
+
+    for size in (4, 6):
+        train(size, announced)
+        train(size, announced, factor=0.1)
+    for _ in range(3):  # a constant factor may look so at one size
+        train(4, other)
+    with pytest.raises(PrivacyError, match=f"is the {other} over the records .* loss_reduction='{announced}'"):
+        train(5, other)

@@ -40,7 +40,7 @@ class Guards:
         model = recorder.model
         self.parameters = ParametersInPlace(model, trained)
         self._losses = ModelLosses(model, loss_reduction)
-        self._loss_watch, self._forwards = LossWatch(), SeveralForwards()
+        self._loss_watch, self._forwards = LossWatch(loss_reduction), SeveralForwards()
         self._recorder, self._optimizer = weakref.ref(recorder), weakref.ref(optimizer)
         self._handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
 from lsg.kernels.optional_triton import untransformed
+from lsg.losses import Reduction
 
 _LOOKS = 8  # at the first so many backward passes, then at each whose number is a power of two
 _SURE = 1e-3  # a token whose label is more probable than 1 - this has a gradient too small to read its weight off
@@ -25,8 +26,10 @@ _SURE = 1e-3  # a token whose label is more probable than 1 - this has a gradien
 class LossWatch:
     """Looks at the gradients that arrive at a model's outputs, now and then; costs nothing in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, loss_reduction: Reduction = "mean") -> None:
+        self._loss_reduction = loss_reduction
         self._forwards = 0
+        self._other_reduction: set[int] = set()  # sizes of batches whose loss looked like one of the other reduction
         self._suspicions: set[float] = set()  # divisors of batches that looked wrong, which may have been chance
 
     def watch(self, output: Any, records: int | None) -> None:
@@ -45,7 +48,11 @@ class LossWatch:
     def look(self, logits: Tensor, gradient: Tensor, records: int) -> None:
         """Raise PrivacyError if the loss is surely one that depends on the whole batch; if that may be chance, the next
         time that it looks so."""
-        found = divided_by_batch(logits, gradient, records)
+        weights = _read(logits, gradient)
+        if weights is None:
+            return
+        self._compare_reduction(weights.reduction(), records)
+        found = weights.divided_by_batch()
         if found is None:
             return
         # Divided by B times a fixed length the weights may add up to 1, too, but not for other numbers of tokens.
@@ -53,6 +60,19 @@ class LossWatch:
         if not by_chance or self._suspicions - {found.divisor}:
             _refuse()
         self._suspicions.add(found.divisor)
+
+    def _compare_reduction(self, seen: Reduction | None, records: int) -> None:
+        """A mean where a sum was announced makes a record's gradient depend on how many others there are, and the other
+        way round. A constant factor may look so, but not in batches of two sizes."""
+        if seen is None or seen == self._loss_reduction:
+            return
+        self._other_reduction.add(records)
+        if len(self._other_reduction) > 1:
+            raise PrivacyError(
+                f"the loss is the {seen} over the records of a batch, and make_private was told "
+                f"loss_reduction='{self._loss_reduction}', so that a record's gradient depends on others' number: "
+                f"say loss_reduction='{seen}', or use a loss that is the {self._loss_reduction}"
+            )
 
 
 class Division(NamedTuple):
@@ -62,10 +82,11 @@ class Division(NamedTuple):
     divisor: float
 
 
-def refuse_token_mean(logits: Tensor, gradient: Tensor, records: int) -> None:
+def refuse_token_mean(logits: Tensor, gradient: Tensor) -> None:
     """Raise PrivacyError if `gradient`, of a loss with respect to `logits`, is that of a loss divided by a sum over the
     batch. Silent where that cannot be seen."""
-    if divided_by_batch(logits, gradient, records) is not None:
+    weights = _read(logits, gradient)
+    if weights is not None and weights.divided_by_batch() is not None:
         _refuse()
 
 
@@ -78,10 +99,43 @@ def _refuse() -> None:
     )
 
 
+class _Weights(NamedTuple):
+    """How much each record weighs in a cross-entropy, by its tokens' weights."""
+
+    totals: list[float]  # the sum of a record's weights that could be read
+    counts: list[int]  # tokens of a record that count
+    lightest: float
+    heaviest: float
+    unread: int  # tokens that count, and whose weights could not be read
+    tolerance: float
+
+    def divided_by_batch(self) -> Division | None:
+        """What the loss was divided by, if that is a sum over the batch. None if it is not, or cannot be seen."""
+        tokens = sum(self.counts)
+        if self.heaviest - self.lightest <= self.tolerance * self.heaviest:  # tokens weigh alike
+            per_record = len(set(self.counts)) == 1  # then a mean over the tokens is one over the records
+            whole = abs(self.heaviest * tokens - 1) <= 2 * self.tolerance
+            return Division(tokens, tokens) if whole and not per_record else None
+        supervised = [total for total, count in zip(self.totals, self.counts, strict=True) if count]
+        alike = max(supervised) - min(supervised) <= 2 * self.tolerance * max(supervised)
+        whole = abs(sum(self.totals) - 1) <= self.tolerance
+        if self.unread or not whole or (alike and len(supervised) == len(self.counts)):
+            return None
+        return Division(tokens, 1 / self.heaviest)
+
+    def reduction(self) -> Reduction | None:
+        """Whether all records weigh 1/B (a mean) or 1 (a sum); None for anything else."""
+        least, most, records = min(self.totals), max(self.totals), len(self.totals)
+        if self.unread or most - least > 2 * self.tolerance * most:
+            return None
+        if abs(most * records - 1) <= 2 * self.tolerance:
+            return "mean"
+        return "sum" if abs(most - 1) <= 2 * self.tolerance else None
+
+
 @torch.no_grad()
-def divided_by_batch(logits: Tensor, gradient: Tensor, records: int) -> Division | None:
-    """What the loss was divided by, if that is a sum over the batch. None if it is not, or cannot be seen, or if this
-    is no cross-entropy of these logits."""
+def _read(logits: Tensor, gradient: Tensor) -> _Weights | None:
+    """The weights in a loss. None if this is no cross-entropy of these logits."""
     tolerance = 1e-3 if logits.element_size() >= 4 else 2e-2
     totals, counts = [], []
     lightest, heaviest, unread = float("inf"), 0.0, 0
@@ -95,17 +149,9 @@ def divided_by_batch(logits: Tensor, gradient: Tensor, records: int) -> Division
         unread += count - len(read)
         if len(read):
             lightest, heaviest = min(lightest, float(read.min())), max(heaviest, float(read.max()))
-    tokens = sum(counts)
-    if tokens < 2 or heaviest == 0.0:
+    if sum(counts) < 2 or heaviest == 0.0:
         return None
-    if heaviest - lightest <= tolerance * heaviest:  # tokens weigh alike
-        per_record = len(set(counts)) == 1  # then a mean over the tokens is one over the records
-        return None if per_record or abs(heaviest * tokens - 1) > 2 * tolerance else Division(tokens, tokens)
-    supervised = [total for total, count in zip(totals, counts, strict=True) if count]
-    alike = max(supervised) - min(supervised) <= 2 * tolerance * max(supervised)
-    if unread or abs(sum(totals) - 1) > tolerance or (alike and len(supervised) == records):
-        return None
-    return Division(tokens, 1 / heaviest)
+    return _Weights(totals, counts, lightest, heaviest, unread, tolerance)
 
 
 def _weights(z_TV: Tensor, g_TV: Tensor, tolerance: float) -> tuple[Tensor, int] | None:

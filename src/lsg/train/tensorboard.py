@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
+from lsg.files.atomic import OWNER_ONLY_FOLDER, create_secret, errors_naming
 
 TAGS = {
     "epsilon": "privacy/epsilon",
@@ -21,13 +21,17 @@ class TensorBoard:
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
         """rows: of the epochs before. They are written again, so that a resumed run has one file without repeats."""
-        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
 
         self._folder = folder
+        file = folder / f"events.out.tfevents.{time.time():.0f}.lsg"  # TensorBoard's own names tell the host's
         with errors_naming(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True)  # losses are not private
-            self._writer = EventsWriter(str(folder / "events"))
+            folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True)
+            create_secret(file)  # losses are not private
+            self._writer = RecordWriter(str(file))
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
         for row in rows:
             self.write(row)
 
@@ -38,8 +42,11 @@ class TensorBoard:
         shown = [Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row[key] is not None]
         parts = [Summary.Value(tag=f"evaluation/{part}", simple_value=score) for part, score in row["scores"].items()]
         event = Event(wall_time=time.time(), step=row["epoch"], summary=Summary(value=shown + parts))
+        self._append(event)
+
+    def _append(self, event: Any) -> None:
         with errors_naming(self._folder):
-            self._writer.write_event(event)
+            self._writer.write(event.SerializeToString())
             self._writer.flush()
 
     def close(self) -> None:
