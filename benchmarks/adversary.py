@@ -27,7 +27,7 @@ from tests.adversarial.graphs import draw_program, draw_trial
 from tests.adversarial.oracle import drive, judge
 from tests.adversarial.outcome import Outcome
 
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 OUTPUT = Path(__file__).parents[1] / "results" / "adversary" / "report.json"
 _LISTED = 2000  # failures of each kind that are described

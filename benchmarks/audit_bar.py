@@ -19,13 +19,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.audit import broken
+from tests.support import broken
 
 from lsg.audit.batches import audit_batches
 from lsg.audit.report import CLIPPINGS, METHODS
 from lsg.audit.white_box import audit_step
-from lsg.clipping import Clipping
-from lsg.provenance import provenance
+from lsg.step.clipping import Clipping
+from lsg.train.provenance import provenance
 
 CONFIDENCE, EPSILON, DELTA, TRIALS, SAMPLED_EPOCHS = 0.999, 3.0, 1e-5, 4000, 20
 BROKEN = {

@@ -24,7 +24,7 @@ from lsg.bench.contenders import Setting, attach
 from lsg.bench.presets import Preset, preset, workload
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 RESULTS = Path(__file__).parents[1] / "results" / "adversary"
 MINILM = preset("cpu-encoder").scaled(name="minilm", layers=6, tokens=128, micro_batch=32, micro_batches=1)

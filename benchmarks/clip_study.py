@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from lsg.experiments.config import RunConfig
-from lsg.experiments.run import run
-from lsg.experiments.scales import scale
-from lsg.provenance import provenance
+from lsg.reproduce.scales import scale
+from lsg.train.config import RunConfig
+from lsg.train.provenance import provenance
+from lsg.train.run import run
 
 METHODS = {"rgp": {}, "lsg": {}, "lsg-random": {"importance": "random"}}
 CLIPS, EPSILONS, LRS_BY_CLIP = (0.1, 1.0, 10.0), (0.8, 3.3), (0.1, 0.2, 0.4, 0.8)

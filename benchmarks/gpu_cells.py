@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-import lsg.experiments.run as runs
-from lsg.experiments.config import RunConfig
-from lsg.experiments.folder import RunFolder
-from lsg.experiments.presets import preset
+import lsg.train.run as runs
+from lsg.train.config import RunConfig
+from lsg.train.folder import RunFolder
+from lsg.train.presets import preset
 
 
 class Lease:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpu_cells import Lease
 
-from lsg.experiments.scales import scale
-from lsg.experiments.store import cell_name
+from lsg.reproduce.scales import scale
+from lsg.reproduce.store import cell_name
 
 RECORDS = 50_000
 

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, SparseDPSGD
-from lsg.clipping import Clipper
-from lsg.layers import exact, norm_kernel, outer, outer_kernel, ragged_kernel
-from lsg.layers.outer import OuterProducts
-from lsg.layers.slot import Layout, Slot
+from lsg.kernels import exact, norm_kernel, outer_kernel, ragged_kernel
 from lsg.methods import Method
-from lsg.subspace.refresh import Refresh
-from lsg.subspace.stack import make_stacks
+from lsg.parameters import outer
+from lsg.parameters.outer import OuterProducts
+from lsg.parameters.refresh import Refresh
+from lsg.parameters.slot import Layout, Slot
+from lsg.parameters.stack import make_stacks
+from lsg.step.clipping import Clipper
 
 FAILED: list[str] = []
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -181,8 +182,8 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
         perf=perf,
     )
     gradients: Any = optimizer.gradients
-    pays, sums, kinds = outer.pays, [], 0
-    outer.pays = pays if factored else (lambda x, outputs: False)
+    is_faster, sums, kinds = outer.is_faster, [], 0
+    outer.is_faster = is_faster if factored else (lambda x, outputs: False)
     try:
         for i in range(5):
             x = torch.randn(32, 16, 256, device="cuda", generator=torch.Generator("cuda").manual_seed(i))
@@ -194,7 +195,7 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
             sums.append(gradients.sum.vector.clone())
             gradients.forget_sum()
     finally:
-        outer.pays = pays
+        outer.is_faster = is_faster
     fast = gradients.recorder.fast
     recorded = 0 if fast is None else fast._graphed.recorded
     engine.detach()

@@ -8,8 +8,8 @@ import torch
 
 from lsg.bench.contenders import Setting, non_private, private
 from lsg.bench.presets import preset, workload
-from lsg.layers import kernels
-from lsg.layers.factor_gradient import plain_factor_gradients
+from lsg.kernels import factor_kernel as kernels
+from lsg.kernels.factor_gradient import plain_factor_gradients
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
 

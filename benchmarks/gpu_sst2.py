@@ -17,10 +17,10 @@ from typing import Any
 
 from gpu_cells import Lease
 
-from lsg.accounting import calibrate_noise
-from lsg.experiments.config import RunConfig
-from lsg.experiments.scales import Workload, scale
-from lsg.experiments.store import cell_name
+from lsg.accounting.epsilon import calibrate_noise
+from lsg.reproduce.scales import Workload, scale
+from lsg.reproduce.store import cell_name
+from lsg.train.config import RunConfig
 
 LRS, CLIPS = (3e-4, 1e-3, 3e-3), (0.1, 1.0)
 NON_PRIVATE_LRS = (2e-5, 5e-5, 1e-4)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.soak import soak
+from tests.support.soak import soak
 
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 if __name__ == "__main__":
     start = time.perf_counter()

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg import LSG, RGP, PrivacyEngine
-from lsg.provenance import provenance
 from lsg.tasks.catalog import load_task
 from lsg.tasks.encoded import as_loader, encode_texts
 from lsg.tasks.models import load_text_model, load_tokenizer, select_trained
+from lsg.train.provenance import provenance
 
 RANK, SPARSITY, MICRO_BATCH = 8, 0.5, 32
 HEAD_SCALE = 0.1  # on the last layer's gradients before clipping, as RGP does: they would hide all others

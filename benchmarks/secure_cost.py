@@ -21,12 +21,12 @@ import torch
 
 from lsg.bench.contenders import Setting, private
 from lsg.bench.presets import preset, workload
-from lsg.clipping import ClippedSum
 from lsg.methods import LSG
-from lsg.noise import add_noise
-from lsg.noise_source import NoiseSource, TorchNoise
-from lsg.provenance import provenance
-from lsg.secure_noise import SecureNoise, random_words
+from lsg.sampling.random_sources import NoiseSource, TorchNoise
+from lsg.sampling.secure_source import SecureNoise, random_words
+from lsg.step.clipping import ClippedSum
+from lsg.step.noise import add_noise
+from lsg.train.provenance import provenance
 
 OUTPUT = Path(__file__).parents[1] / "results" / "secure" / "cost.json"
 CPU = torch.device("cpu")

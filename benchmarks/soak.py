@@ -16,9 +16,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.endurance import missed, soak
+from tests.support.endurance import missed, soak
 
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from statistics import mean, stdev
 
-from lsg.experiments.config import METHODS, RunConfig
-from lsg.experiments.presets import preset
+from lsg.train.config import METHODS, RunConfig
+from lsg.train.presets import preset
 from lsg.tasks.catalog import TASKS
 
 DOCS = Path(__file__).resolve().parent

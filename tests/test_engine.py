@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, ConfigurationError, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, SwitchOn, explain
 from lsg.methods import Method
-from tests.reference import attach
+from tests.support.reference import attach
 
 N, BATCH = 60, 20
 

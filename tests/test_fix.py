@@ -9,7 +9,7 @@ from torch import nn
 from lsg import DPSGD, PrivacyEngine, PrivacyError
 from lsg.errors import ConfigurationError
 from lsg.fix import fix
-from tests.reference import assert_per_sample_gradients, attach
+from tests.support.reference import assert_per_sample_gradients, attach
 
 
 def trained(norm: nn.Module) -> nn.Module:

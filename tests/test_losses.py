@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lsg import DPSGD, ConfigurationError
 from lsg.losses import per_sequence, per_token
-from tests.reference import attach, batch_of_one_gradients
+from tests.support.reference import attach, batch_of_one_gradients
 
 B, T, V = 5, 7, 11
 

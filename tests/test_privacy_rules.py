@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lsg import DPSGD, LSG, RGP, ConfigurationError, PerfConfig, PrivacyError, SparseDPSGD
 from lsg.methods import Method
-from lsg.noise import add_noise
-from tests.reference import assert_per_sample_gradients, attach
+from lsg.step.noise import add_noise
+from tests.support.reference import assert_per_sample_gradients, attach
 
 METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), SparseDPSGD(sparsity=0.5), DPSGD()]
 CLIPPINGS = ["flat", "per_layer", "automatic"]
@@ -108,7 +108,7 @@ def noisy_sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         captured.append(noisy.vector)
         return noisy
 
-    monkeypatch.setattr("lsg.gradients.add_noise", spy)
+    monkeypatch.setattr("lsg.step.gradients.add_noise", spy)
     return captured
 
 

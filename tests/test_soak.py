@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.endurance import missed, soak
+from tests.support.endurance import missed, soak
 
 RESULT = Path(__file__).parents[1] / "results" / "soak" / "soak.json"
 

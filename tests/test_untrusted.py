@@ -14,8 +14,6 @@ import torch
 
 import lsg
 from lsg.errors import ConfigurationError, LsgError
-from lsg.experiments.config_file import read_settings
-from lsg.experiments.folder import RunFolder
 from lsg.tasks.catalog import load_task
 from lsg.tasks.models import (
     ImageShape,
@@ -25,8 +23,10 @@ from lsg.tasks.models import (
     load_trained_image_model,
     save_image_model,
 )
-from tests.small_run import Training
-from tests.tasks.tiny import tiny_bert
+from lsg.train.config_file import read_settings
+from lsg.train.folder import RunFolder
+from tests.support.small_run import Training
+from tests.support.tiny import tiny_bert
 
 SOURCE = Path(__file__).parents[1] / "src" / "lsg"
 FILES = sorted(SOURCE.rglob("*.py"))

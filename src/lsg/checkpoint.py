@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
-from lsg.files import create_secret, sync_folder
+from lsg.files.atomic import create_secret, sync_folder
 
 VERSION = 2
 _KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON

@@ -8,30 +8,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lsg.accounting import Accountant, Phase, calibrate_noise, create_accountant
-from lsg.books import Books, Target
-from lsg.clipping import Clipper, Clipping
-from lsg.continuation import Run, describe
+from lsg.accounting.epsilon import Accountant, Phase, calibrate_noise, create_accountant
+from lsg.accounting.ledger import Ledger, fingerprint, seal
+from lsg.accounting.step_accounting import StepAccounting, Target
 from lsg.errors import ConfigurationError, PrivacyError
+from lsg.files.plain_numbers import plain
 from lsg.fix import fix
-from lsg.gradients import LossReduction, PlainGradients, PrivateGradients
-from lsg.guards import Guards
-from lsg.layers.plain import PlainModel
-from lsg.layers.recorder import Recorder
-from lsg.layers.site import is_private
-from lsg.ledger import Ledger, fingerprint, seal
-from lsg.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
+from lsg.layers.patched_module import is_private
+from lsg.layers.plan import make_plan
 from lsg.methods import LSG, Method, NonPrivate
-from lsg.noise_source import NoiseSource, TorchNoise, fresh_generator
-from lsg.opacus_arguments import check_opacus_arguments
-from lsg.optimizer import PrivateOptimizer
-from lsg.perf import PerfConfig
-from lsg.plain_numbers import plain
-from lsg.planning import make_plan
-from lsg.sampling import LogicalBatches, SamplingPlan
-from lsg.secure_noise import SecureNoise
-from lsg.subspace import Subspace
-from lsg.validate import (
+from lsg.model.guards import Guards
+from lsg.model.non_private import PlainModel
+from lsg.model.opacus import check_opacus_arguments, refuse_opacus
+from lsg.model.recorder import Recorder
+from lsg.model.validation import (
     check_budget,
     check_delta,
     check_model,
@@ -43,6 +33,16 @@ from lsg.validate import (
     warn_of_hooks,
     warn_of_others,
 )
+from lsg.perf import PerfConfig
+from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
+from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
+from lsg.sampling.secure_source import SecureNoise
+from lsg.step.clipping import Clipper, Clipping
+from lsg.step.gradients import LossReduction, PlainGradients, PrivateGradients
+from lsg.step.optimizer import PrivateOptimizer
+from lsg.step.run_state import Run, describe
+from lsg.subspace import Subspace
 
 
 class PrivacyEngine:
@@ -108,6 +108,7 @@ class PrivacyEngine:
         The optimizer raises BudgetExceeded instead of a step that would pass the target.
         """
         check_opacus_arguments("make_private_with_epsilon", opacus)
+        refuse_opacus(module, optimizer, data_loader)
         if isinstance(method, NonPrivate):
             raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
         target_epsilon, target_delta, epochs = (plain(value) for value in (target_epsilon, target_delta, epochs))
@@ -146,7 +147,9 @@ class PrivacyEngine:
             **opacus,
         )
         planned = Phase(noise_multiplier, sample_rate, steps)
-        self.run.books.target = Target(self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned)
+        self.run.step_accounting.target = Target(
+            self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned
+        )
         return private
 
     def make_private(
@@ -176,6 +179,7 @@ class PrivacyEngine:
         opacus: what Opacus takes beside these (`grad_sample_mode`, say), where it changes nothing here.
         """
         check_opacus_arguments("make_private", opacus)
+        refuse_opacus(module, optimizer, data_loader)
         method = LSG() if method is None else method
         perf = perf or PerfConfig()
         noise_multiplier, max_grad_norm = plain(noise_multiplier), plain(max_grad_norm)
@@ -249,7 +253,7 @@ class PrivacyEngine:
                 noise=streams.noise(device),
             )
         self._sampling = sampling
-        books = Books(
+        step_accounting = StepAccounting(
             self.accountant,
             sampling,
             ledger=self._ledger,
@@ -261,7 +265,7 @@ class PrivacyEngine:
         def before_release(noise_multiplier: float, epoch: int | None) -> None:
             if self._guards is not None:
                 self._guards.parameters.check()
-            books.count(noise_multiplier, epoch)
+            step_accounting.count(noise_multiplier, epoch)
 
         self._optimizer = PrivateOptimizer(
             optimizer,
@@ -284,7 +288,7 @@ class PrivacyEngine:
             "method": describe(method),
             "accountant": self.accountant.name,
         }
-        self._run = Run(module, self._optimizer, sampler, books, plan)
+        self._run = Run(module, self._optimizer, sampler, step_accounting, plan)
         return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
 
     def get_epsilon(self, delta: float) -> float:

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.layers.slot import Slot
+from lsg.layers.plan import make_plan
 from lsg.methods import Method, NonPrivate
-from lsg.planning import make_plan
-from lsg.subspace.refresh import Refresh
-from lsg.subspace.stack import make_stacks
-from lsg.validate import problems
+from lsg.model.validation import problems
+from lsg.parameters.refresh import Refresh
+from lsg.parameters.slot import Slot
+from lsg.parameters.stack import make_stacks
 
 
 @dataclass(frozen=True)

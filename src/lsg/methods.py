@@ -15,7 +15,7 @@ from typing import Literal
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.plain_numbers import plain
+from lsg.files.plain_numbers import plain
 from lsg.schedules import Constant, Schedule
 
 Importance = Literal["weight", "random", "factor", "direct"]

@@ -34,7 +34,7 @@ from tests.adversarial.plain import (
 from tests.adversarial.plain import tensors as output_tensors
 from tests.adversarial.records import Batch
 from tests.adversarial.trial import Trial
-from tests.reference import attach, project
+from tests.support.reference import attach, project
 
 _SLACK = 1e-3  # of the measured influence over the bound
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsg.clipping import ClippedSum, Clipper
 from lsg.layers import conv, embedding, linear, norm
-from lsg.layers.slot import Slot
+from lsg.parameters.slot import Slot
+from lsg.step.clipping import ClippedSum, Clipper
 
 Bug = Callable[[], AbstractContextManager[None]]
 BUGS: dict[str, Bug] = {}

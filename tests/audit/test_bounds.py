@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from lsg.accounting import epsilon_of
+from lsg.accounting.epsilon import epsilon_of
 from lsg.audit.bounds import (
     Mechanism,
     at_least,

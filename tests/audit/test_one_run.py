@@ -2,7 +2,7 @@
 
 from lsg.audit.one_run import audit_one_run
 from lsg.audit.report import METHODS
-from tests.audit import broken
+from tests.support import broken
 
 SMALL = {"epsilon": 1.0, "delta": 1e-5, "canaries": 100, "epochs": 15, "seed": 0, "alpha": 0.01}
 

@@ -10,8 +10,8 @@ from lsg.audit.batches import audit_batches
 from lsg.audit.report import CLIPPINGS, METHODS
 from lsg.audit.rig import Rig, blank
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
-from lsg.clipping import Clipping
-from tests.audit import broken
+from lsg.step.clipping import Clipping
+from tests.support import broken
 
 ALPHA = 1e-3  # false-alarm rate of one audit of the intact engine; seeds are fixed, so a test that passes stays so
 

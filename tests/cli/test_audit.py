@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from tests.audit import broken
+from tests.support import broken
 
 QUICK = ["audit", "--mode", "white-box", "--steps", "1", "--trials", "150", "--method", "dpsgd"]
 

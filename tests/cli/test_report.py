@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from tests.experiments.report.run_folders import write_run
+from tests.report.run_folders import write_run
 
 
 def test_the_page_is_written(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_page_is_written(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "report.html"
-    monkeypatch.setattr("lsg.files.create_secret", lambda path: path.symlink_to("/dev/full"))
+    monkeypatch.setattr("lsg.files.atomic.create_secret", lambda path: path.symlink_to("/dev/full"))
     result = CliRunner().invoke(app, ["report", str(write_run(tmp_path / "run")), "--output", str(output)])
     assert result.exit_code == 1 and result.stderr == f"Error: cannot write {output} (No space left on device)\n"
     assert not output.exists() and not list(tmp_path.glob("*.partial"))

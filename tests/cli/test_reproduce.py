@@ -9,18 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from lsg.experiments.config import RunConfig
-from lsg.experiments.intensity import Intensity
-from tests.experiments.fake_run import FakeRun, Killed
+from lsg.reproduce.intensity import Intensity
+from lsg.train.config import RunConfig
+from tests.support.fake_run import FakeRun, Killed
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     fake = FakeRun()
     values = np.random.default_rng(0).random((30, 20))
-    monkeypatch.setattr("lsg.experiments.run.run", fake)
+    monkeypatch.setattr("lsg.train.run.run", fake)
     monkeypatch.setattr(
-        "lsg.experiments.intensity.run_intensity",
+        "lsg.reproduce.intensity.run_intensity",
         lambda config, layer, trained: Intensity(layer or "fc1", values, values),
     )
     return fake
@@ -81,7 +81,7 @@ def test_a_study_that_cannot_be_drawn_is_reported_by_name(
     def fail(*_: Any) -> None:
         raise ConnectionError("no such layer")
 
-    monkeypatch.setattr("lsg.experiments.intensity.run_intensity", fail)
+    monkeypatch.setattr("lsg.reproduce.intensity.run_intensity", fail)
     answer = lsg(tmp_path, "all", "--only", "*-non-private-*")
     assert answer.exit_code == 1 and "Failed: figure-weights: no such layer" in answer.output
     assert (tmp_path / "negatives.md").is_file()

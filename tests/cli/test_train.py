@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from lsg.cli import app
 from lsg.cli.train import _Bar, _settings
-from lsg.experiments.config import RunConfig, option
-from lsg.experiments.config_file import read_settings
-from tests.tasks.tiny import glue_sst2, tiny_bert
+from lsg.train.config import RunConfig, option
+from lsg.train.config_file import read_settings
+from tests.support.tiny import glue_sst2, tiny_bert
 
 FAST = ("--task", "digits", "--epochs", "2", "--accountant", "rdp", "--device", "cpu")
 
@@ -160,7 +160,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_full_disk_ends_the_command_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr("lsg.files.create_secret", lambda path: path.symlink_to("/dev/full"))
+    monkeypatch.setattr("lsg.files.atomic.create_secret", lambda path: path.symlink_to("/dev/full"))
     answer = lsg("train", *FAST, "--epsilon", "3", "--output", tmp_path / "run")
     assert answer.exit_code == 1
     assert answer.stderr == f"Error: cannot write {tmp_path / 'run' / 'config.toml'} (No space left on device)\n"

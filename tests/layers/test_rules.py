@@ -11,9 +11,9 @@ from transformers.pytorch_utils import Conv1D
 
 from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
 from lsg.layers import conv
-from lsg.layers.slot import Layout, Slot, recast
+from lsg.parameters.slot import Layout, Slot, recast
 from lsg.subspace import Subspace
-from tests.reference import assert_per_sample_gradients, attach, batch_of_one_gradients
+from tests.support.reference import assert_per_sample_gradients, attach, batch_of_one_gradients
 
 B = 5
 METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), DPSGD(), SparseDPSGD(sparsity=0.3)]

@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lsg.clipping import Clipper
 from lsg.methods import Method
-from tests.layers.factored import factored
-from tests.properties.architectures import DETERMINISTIC, Blueprint, blueprints, methods, sample_losses
-from tests.reference import attach
+from lsg.step.clipping import Clipper
+from tests.support.architectures import DETERMINISTIC, Blueprint, blueprints, methods, sample_losses
+from tests.support.factored import factored
+from tests.support.reference import attach
 
 CLIPPINGS = ("flat", "per_layer", "automatic")
 C = 0.8

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lsg import DPSGD, LSG
 from lsg.methods import Method
-from tests.layers.factored import factored
-from tests.properties.architectures import DETERMINISTIC, Bare, Blueprint, blueprints, mean_loss, methods, sample_losses
-from tests.properties.oracle import assert_close, found_gradients, wanted_gradients
-from tests.reference import assert_per_sample_gradients, attach
+from tests.support.architectures import DETERMINISTIC, Bare, Blueprint, blueprints, mean_loss, methods, sample_losses
+from tests.support.factored import factored
+from tests.support.oracle import assert_close, found_gradients, wanted_gradients
+from tests.support.reference import assert_per_sample_gradients, attach
 
 
 @settings(DETERMINISTIC, max_examples=80)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsg import PrivacyEngine, PrivacyError
 from lsg.methods import Method
 from lsg.subspace.importance import top_indices
-from tests.properties.architectures import DETERMINISTIC, Blueprint, blueprints, mean_loss, methods
-from tests.reference import attach
+from tests.support.architectures import DETERMINISTIC, Blueprint, blueprints, mean_loss, methods
+from tests.support.reference import attach
 
 RECORDS, EXPECTED = 8, 2
 

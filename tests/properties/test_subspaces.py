@@ -10,8 +10,8 @@ from lsg import LSG, SparseDPSGD
 from lsg.methods import Method
 from lsg.subspace.decompose import cholesky_qr, decompose
 from lsg.subspace.importance import kept_count, top_indices
-from tests.properties.architectures import DETERMINISTIC, Blueprint, blueprints, mean_loss, methods
-from tests.reference import attach
+from tests.support.architectures import DETERMINISTIC, Blueprint, blueprints, mean_loss, methods
+from tests.support.reference import attach
 
 SCALES = (0.0, 1e-45, 1e-38, 1e-20, 1.0, 1e15, 1e30)
 

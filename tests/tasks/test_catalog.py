@@ -9,7 +9,7 @@ import torch
 from lsg.tasks.catalog import TASKS, load_task
 from lsg.tasks.data import Images
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, digits
-from tests.tasks.refusals import refusal
+from tests.support.refusals import refusal
 
 
 def test_every_task_of_the_paper_and_ones_own():

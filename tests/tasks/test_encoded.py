@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from lsg import ConfigurationError
-from lsg.loader import known_lengths
+from lsg.sampling.loader import known_lengths
 from lsg.tasks.data import Images, Texts
 from lsg.tasks.encoded import as_loader, batches_in_order, encode_images, encode_texts
 from lsg.tasks.models import load_tokenizer
-from tests.tasks.tiny import tiny_bert
+from tests.support.tiny import tiny_bert
 
 CPU = torch.device("cpu")
 TEXTS = ["the film was good", "bad", "the story was very " + "very " * 30 + "dull", "great film ."]

@@ -18,7 +18,7 @@ from lsg.tasks.models import (
     save_text_model,
     select_trained,
 )
-from tests.tasks.tiny import tiny_bert, tiny_tokenizer
+from tests.support.tiny import tiny_bert, tiny_tokenizer
 
 DIGITS = ImageShape(classes=10, channels=1, height=8, width=8)
 

@@ -8,11 +8,11 @@ import torch
 import transformers
 
 from lsg import ConfigurationError
-from lsg.experiments.config import RunConfig
-from lsg.experiments.listener import Listener
-from lsg.experiments.prepare import prepare_data, prepare_model
 from lsg.tasks.encoded import EncodedTexts
-from tests.tasks.tiny import WORDS, glue_sst2, tiny_tokenizer
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+from lsg.train.prepare import prepare_data, prepare_model
+from tests.support.tiny import WORDS, glue_sst2, tiny_tokenizer
 
 CPU = torch.device("cpu")
 VOCABULARY = 4 + len(WORDS)

@@ -7,13 +7,13 @@ import torch
 from PIL import Image
 
 from lsg import ConfigurationError
-from lsg.experiments.config import RunConfig
-from lsg.experiments.listener import Listener
-from lsg.experiments.prepare import _CACHE, prepare_data
 from lsg.tasks.catalog import load_task
 from lsg.tasks.data import Images, TaskData, Texts
 from lsg.tasks.encoded import EncodedImages
 from lsg.tasks.split import divide
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+from lsg.train.prepare import _CACHE, prepare_data
 
 CPU = torch.device("cpu")
 ROWS = [f"text {number}" for number in range(100)]

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg.audit.bounds import one_run_bound
-from lsg.clipping import Clipping
 from lsg.engine import PrivacyEngine
 from lsg.methods import Method
 from lsg.models import SmallCNN
+from lsg.step.clipping import Clipping
 from lsg.tasks.digits import digits
-from lsg.training import train
+from lsg.train.loop import train
 
 # Few digits and many steps: canaries drown in a large data set, and an audit is to find what there is to find.
 IMAGES, BATCH_SIZE, LR, MOMENTUM = 300, 64, 0.4, 0.9

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lsg.audit.report import Audit
-from lsg.figures import COLOURS, INK, clean, save_figure
+from lsg.report.figures import COLOURS, INK, clean, save_figure
 
 
 def save_audit_figure(path: Path, audit: Audit, *, title: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from lsg.audit.batches import Batches, audit_batches
 from lsg.audit.one_run import OneRun, audit_one_run
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
-from lsg.clipping import Clipping
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Method, SparseDPSGD
+from lsg.step.clipping import Clipping
 
 MODES = ("white-box", "one-run", "all")
 CLIPPINGS: tuple[Clipping, ...] = ("flat", "per_layer", "automatic")

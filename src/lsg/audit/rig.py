@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg.clipping import ClippedSum, Clipping
 from lsg.engine import PrivacyEngine
-from lsg.gradients import PrivateGradients
 from lsg.methods import Method
+from lsg.step.clipping import ClippedSum, Clipping
+from lsg.step.gradients import PrivateGradients
 
 MAX_GRAD_NORM = 1.0
 WEIGHT_RANK = 3  # of the projected layers' weights: at this rank every refresh finds the same subspaces again

@@ -14,13 +14,13 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from lsg.accounting import calibrate_noise
+from lsg.accounting.epsilon import calibrate_noise
 from lsg.audit import canaries
 from lsg.audit.bounds import Bounds, Mechanism, lower_bounds
 from lsg.audit.canaries import Canary
 from lsg.audit.rig import MAX_GRAD_NORM, Record, Rig, blank
-from lsg.clipping import ClippedSum, Clipping
 from lsg.methods import Method
+from lsg.step.clipping import ClippedSum, Clipping
 
 TOLERANCE = 1e-6  # by which rounding may move a clipped sum beyond the bound, as a share of it
 SCALES = (1e-6, 1e-3, 1.0, 1e3)  # of the canaries' gradients, for the sensitivity alone

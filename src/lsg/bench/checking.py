@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lsg.bench.contenders import Setting, attach
 from lsg.bench.presets import workload
-from lsg.layers.optional_triton import without_kernels
+from lsg.kernels.optional_triton import without_kernels
 from lsg.methods import Method
 from lsg.perf import PerfConfig
 

@@ -12,8 +12,8 @@ from lsg.bench.presets import Preset, Workload
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, RGP, Method
-from lsg.optimizer import PrivateOptimizer
 from lsg.perf import PerfConfig
+from lsg.step.optimizer import PrivateOptimizer
 
 Step = Callable[[], None]
 

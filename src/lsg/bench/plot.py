@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lsg.figures import save_figure
+from lsg.report.figures import save_figure
 
 
 def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:

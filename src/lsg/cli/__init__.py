@@ -2,6 +2,7 @@
 
 import io
 import sys
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -14,12 +15,15 @@ from lsg.cli.demo import demo
 from lsg.cli.errors import one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
-from lsg.cli.reproduce import reproduce
 from lsg.cli.train import train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (audit, bench, budget, demo, explain, report, reproduce, train):
+for command in (audit, bench, budget, demo, explain, report, train):
     app.command()(one_line_errors(command))
+if find_spec("lsg.reproduce") is not None:  # that room can be deleted
+    from lsg.reproduce.command import reproduce
+
+    app.command()(one_line_errors(reproduce))
 
 
 def _print_version(wanted: bool) -> None:

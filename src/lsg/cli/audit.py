@@ -11,9 +11,9 @@ from rich.table import Table
 
 from lsg.audit.report import CLIPPINGS, METHODS, MODES, Audit, Plan
 from lsg.cli.errors import FAILED
-from lsg.clipping import Clipping
-from lsg.files import write_whole
-from lsg.provenance import provenance
+from lsg.files.atomic import write_atomic
+from lsg.step.clipping import Clipping
+from lsg.train.provenance import provenance
 
 DEFAULTS = Plan()
 
@@ -95,6 +95,6 @@ def _write(output: Path, plan: Plan, audits: list[Audit], broken: list[str]) -> 
         "violations": broken,
         "audits": [one.as_json() for one in audits],
     }
-    write_whole(output / "audit.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(output / "audit.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     title = f"{plan.method}, {plan.clipping} clipping, seed {audits[0].seed}"
     save_audit_figure(output / "figure.png", audits[0], title=title)

@@ -15,10 +15,10 @@ from lsg.bench.contenders import FAST, Setting, contenders
 from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.files import write_whole
+from lsg.files.atomic import write_atomic
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
-from lsg.provenance import provenance
+from lsg.train.provenance import provenance
 
 SWEEPS = {
     "batch": ("micro_batch", (4, 8, 16, 32)),
@@ -55,7 +55,7 @@ def bench(
         console.print(_table(point, precision, place, timings))
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
     document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
-    write_whole(output / f"{stem}.json", json.dumps(document, indent=1) + "\n")
+    write_atomic(output / f"{stem}.json", json.dumps(document, indent=1) + "\n")
     from lsg.bench.plot import plot_bench
 
     plot_bench(document, sweep and field, output / f"{stem}.png")

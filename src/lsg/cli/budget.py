@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lsg.accounting import ACCOUNTANTS
-from lsg.budget import Budget, plan_budget, safe_delta
+from lsg.accounting.budget import Budget, plan_budget, safe_delta
+from lsg.accounting.epsilon import ACCOUNTANTS
+from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.experiments.presets import preset
-from lsg.rounding import epsilon_text
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.digits import TRAIN_IMAGES
+from lsg.train.presets import preset
 
 # Training records of each public task; batch size, epochs and δ are those that `lsg train` uses.
 RECORDS = {
@@ -78,7 +78,7 @@ def budget(
     console.print(terminal_plot(points))
     console.print(_trade_off_table(plan))
     if plot is not None:
-        from lsg.budget_figure import save_epsilon_figure  # matplotlib takes a second, which --help need not
+        from lsg.report.budget_figure import save_epsilon_figure  # matplotlib takes a second, which --help need not
 
         save_epsilon_figure(plot, points, title=_summary(plan))
         console.print(f"Wrote {plot}", soft_wrap=True)

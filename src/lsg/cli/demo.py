@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.files import write_whole
+from lsg.files.atomic import write_atomic
 from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
-from lsg.provenance import provenance
-from lsg.rounding import epsilon_text
-from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, Run, Settings, train_digits
-from lsg.training import Epoch
+from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES
+from lsg.train.digits import Run, Settings, train_digits
+from lsg.train.loop import Epoch
+from lsg.train.provenance import provenance
 
 DEFAULTS = Settings()
 METHODS: dict[str, Callable[[], Method]] = {
@@ -136,7 +137,7 @@ def _table(runs: list[Run], settings: Settings) -> Table:
 
 
 def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, Any]) -> None:
-    from lsg.figures import save_accuracy_figure  # matplotlib takes a second, which --help need not
+    from lsg.report.figures import save_accuracy_figure  # matplotlib takes a second, which --help need not
 
     results = {
         **origin,
@@ -146,7 +147,7 @@ def _write(output: Path, runs: list[Run], settings: Settings, origin: dict[str, 
         "notes": "null epsilon: infinite, no guarantee. loss: of the training data, not private.",
         "methods": {run.method: _numbers(run) for run in runs},
     }
-    write_whole(output / "results.json", json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomic(output / "results.json", json.dumps(results, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
     save_accuracy_figure(
         output / "figure.png",
         {run.method: run.curve for run in runs},

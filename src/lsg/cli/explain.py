@@ -8,11 +8,11 @@ from rich.table import Table
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.experiments.config import METHODS, RunConfig
-from lsg.experiments.report.settings import method_text
 from lsg.explain import Explanation
 from lsg.explain import explain as explain_model
+from lsg.report.settings import method_text
 from lsg.tasks.models import ZOO, ImageShape, load_image_model, quiet_transformers, select_trained, text_config
+from lsg.train.config import METHODS, RunConfig
 
 PRIVATE = tuple(name for name in METHODS if name != "non-private")
 

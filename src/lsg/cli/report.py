@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from lsg.errors import ConfigurationError
-from lsg.experiments.report import find_runs, render
-from lsg.files import write_whole
+from lsg.files.atomic import write_atomic
+from lsg.report import find_runs, render
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
         raise ConfigurationError(f"--output {output}: is a folder; name a file, such as {output / 'report.html'}")
     found = find_runs(runs)
     page = render(found, title)
-    write_whole(output, page, secret=True)  # it holds losses and seeds
+    write_atomic(output, page, secret=True)  # it holds losses and seeds
     incomplete = sum(not run.complete for run in found)
     told = f"{incomplete} of them incomplete" if incomplete else "complete"
     typer.echo(f"Wrote {output}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {told}")

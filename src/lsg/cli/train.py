@@ -18,8 +18,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.experiments.config import (
+from lsg.tasks.catalog import TASKS
+from lsg.tasks.models import ZOO
+from lsg.train.config import (
     LR_SCHEDULES,
     METHODS,
     OPTIMIZERS,
@@ -29,14 +32,11 @@ from lsg.experiments.config import (
     option,
     plain_type,
 )
-from lsg.experiments.config_file import read_settings
-from lsg.experiments.folder import RunFolder
-from lsg.experiments.listener import Listener, RunPlan
-from lsg.experiments.presets import preset
-from lsg.experiments.run import RunResult, run
-from lsg.rounding import epsilon_text
-from lsg.tasks.catalog import TASKS
-from lsg.tasks.models import ZOO
+from lsg.train.config_file import read_settings
+from lsg.train.folder import RunFolder
+from lsg.train.listener import Listener, RunPlan
+from lsg.train.presets import preset
+from lsg.train.run import RunResult, run
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.linear import linear, weight_slots
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SHARED, Axis, SampleAxis, SamplePlaces
-from lsg.layers.site import Site
-from lsg.layers.slot import Slot
+from lsg.parameters.slot import Slot
 
 
 def multihead_attention_forward(
     module: nn.MultiheadAttention,
-    site: Site,
+    patched: PatchedModule,
     places: SamplePlaces,
     query: Tensor,
     key: Tensor,
@@ -31,18 +31,18 @@ def multihead_attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """What `nn.MultiheadAttention.forward` computes for batch-first inputs (B, tokens, width)."""
     if is_causal and attn_mask is None:
-        raise PrivacyError(f"layer '{site.name}': is_causal=True is a hint about attn_mask, which is missing")
+        raise PrivacyError(f"layer '{patched.name}': is_causal=True is a hint about attn_mask, which is missing")
     if query.dim() != 3:
         raise PrivacyError(
-            f"layer '{site.name}' got a query of shape {tuple(query.shape)}: it must be (B, tokens, width)"
+            f"layer '{patched.name}' got a query of shape {tuple(query.shape)}: it must be (B, tokens, width)"
         )
     # Keys and values have their samples where queries have them, or the module's own forward would refuse them.
     axis = places.input()
-    carrier_of = Rows(site, axis, query, 2).carrier
-    q, k, v = _projections(module, site, axis, carrier_of, query, key, value)
+    carrier_of = Rows(patched, axis, query, 2).carrier
+    q, k, v = _projections(module, patched, axis, carrier_of, query, key, value)
     if module.bias_k is not None and module.bias_v is not None:
-        k = torch.cat([k, _extra_token(module.bias_k, site.slots.get("bias_k"), carrier_of, k)], dim=1)
-        v = torch.cat([v, _extra_token(module.bias_v, site.slots.get("bias_v"), carrier_of, v)], dim=1)
+        k = torch.cat([k, _extra_token(module.bias_k, patched.slots.get("bias_k"), carrier_of, k)], dim=1)
+        v = torch.cat([v, _extra_token(module.bias_v, patched.slots.get("bias_v"), carrier_of, v)], dim=1)
     if module.add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
     q, k, v = (torch.unflatten(t, -1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k, v))
@@ -60,14 +60,14 @@ def multihead_attention_forward(
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     out = module.out_proj
     joined = mixed.transpose(1, 2).flatten(2)
-    slots = weight_slots(site, "out_proj.weight")
+    slots = weight_slots(patched, "out_proj.weight")
     axis = SampleAxis(0) if axis is SHARED else axis  # the projections have given each sample its own
-    return linear(site, axis, joined, out.weight, out.bias, slots, site.slots.get("out_proj.bias")), weights
+    return linear(patched, axis, joined, out.weight, out.bias, slots, patched.slots.get("out_proj.bias")), weights
 
 
 def _projections(
     module: nn.MultiheadAttention,
-    site: Site,
+    patched: PatchedModule,
     axis: Axis,
     carrier_of: Callable[[Tensor], Tensor],
     query: Tensor,
@@ -76,18 +76,18 @@ def _projections(
 ) -> tuple[Tensor, ...]:
     """Queries, keys and values. One matrix product where all three are the same input and the weight is packed."""
     bias: Any = module.in_proj_bias
-    bias_slot = site.slots.get("in_proj_bias")
+    bias_slot = patched.slots.get("in_proj_bias")
     packed: Any = module.in_proj_weight  # None where keys or values have a width of their own
     if packed is not None:
-        slots = weight_slots(site, "in_proj_weight")
+        slots = weight_slots(patched, "in_proj_weight")
         if query is key and key is value:
-            return linear(site, axis, query, packed, bias, slots, bias_slot).chunk(3, dim=-1)
+            return linear(patched, axis, query, packed, bias, slots, bias_slot).chunk(3, dim=-1)
         # Different inputs meet different thirds of one weight: each input goes through all of it, two thirds are
         # dropped. Simple, and right for a weight that is projected as a whole.
-        through: list[Tensor] = [linear(site, axis, x, packed, bias, slots, bias_slot) for x in (query, key, value)]
+        through: list[Tensor] = [linear(patched, axis, x, packed, bias, slots, bias_slot) for x in (query, key, value)]
         return tuple(y.chunk(3, dim=-1)[i] for i, y in enumerate(through))
     separate = zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), (query, key, value), strict=True)
-    projected = [linear(site, axis, x, getattr(module, n), None, [site.slots.get(n)], None) for n, x in separate]
+    projected = [linear(patched, axis, x, getattr(module, n), None, [patched.slots.get(n)], None) for n, x in separate]
     if bias is None:
         return tuple(projected)
     shift = bias.detach() if bias_slot is None else bias.detach() + carrier_of(bias_slot.carriers[0]).unsqueeze(1)

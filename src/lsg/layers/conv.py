@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers import conv_kernel
-from lsg.layers.factor_gradient import select
+from lsg.kernels import conv_kernel
+from lsg.kernels.factor_gradient import select
 from lsg.layers.linear import compute_dtype, weight_as, weight_operands
+from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
 
@@ -117,7 +117,7 @@ def _factor_gradients(
     stride, padding, dilation, _ = geometry
     a = _convolve(x, column_kernel, None, stride, padding, dilation, 1)
     taps = column_kernel.shape[2:]
-    if conv_kernel.pays(x, g, 1):
+    if conv_kernel.is_faster(x, g, 1):
         g_last = g.contiguous(memory_format=torch.channels_last)
         h = (g_last.movedim(1, -1) @ row_factor).movedim(-1, 1)
         d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *rows)
@@ -131,7 +131,7 @@ def _factor_gradients(
 def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
     """A sample's gradient of the whole kernel: (B, *kernel shape)."""
     *places, groups = geometry
-    if conv_kernel.pays(x, g, groups):
+    if conv_kernel.is_faster(x, g, groups):
         products = conv_kernel.patch_products(g, x, weight.shape[2:], *places)
     elif _patches_pay(g, groups):
         products = _patch_products(g, x, weight.shape[2:], *places)
@@ -185,19 +185,21 @@ def _as_one_sample(values: Tensor) -> Tensor:
     return values.contiguous().flatten().reshape(1, -1, *values.shape[2:])
 
 
-def conv_forward(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+def conv_forward(
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, patched: PatchedModule, places: SamplePlaces, input: Tensor
+) -> Tensor:
     dtype = compute_dtype(input)
-    images = Rows(site, places.input(), input, module.weight.dim() - 1)
+    images = Rows(patched, places.input(), input, module.weight.dim() - 1)
     x = images.x.to(dtype)
     padding: Any = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
         padding = (0,) * len(module.stride)
-    slot = site.slots.get("weight")
+    slot = patched.slots.get("weight")
     operands = weight_operands(slot, dtype, images.carrier)
     bias = None if module.bias is None else module.bias.detach().to(dtype)
-    bias_slot = site.slots.get("bias")
+    bias_slot = patched.slots.get("bias")
     y: Tensor = _Conv.apply(
         x,
         weight_as(module.weight, slot, dtype),

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.factor_gradient import select
+from lsg.kernels.factor_gradient import select
 from lsg.layers.linear import weight_operands
+from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
 from lsg.layers.samples import Axis, SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _Embedding(torch.autograd.Function):
@@ -70,16 +70,16 @@ def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, place: Tensor | None, wi
     return empty.scatter_add(2, index.unsqueeze(1).expand_as(values_BrT), values_BrT)[..., :width]
 
 
-def embedding(site: Site, axis: Axis, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
+def embedding(patched: PatchedModule, axis: Axis, token: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
     """`F.embedding` with per-sample gradients, for samples along `axis` of the indices."""
-    slot = site.slots["weight"]
+    slot = patched.slots["weight"]
     value = weight.detach()
     if padding_idx is not None and padding_idx < 0:
         padding_idx += value.shape[0]
-    token_B = site.split(token, axis)
+    token_B = patched.split(token, axis)
     y: Tensor = _Embedding.apply(token_B, value, padding_idx, *weight_operands(slot, value.dtype))
-    return axis.join(y, token, site.size)
+    return axis.join(y, token, patched.size)
 
 
-def embedding_forward(module: nn.Embedding, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
-    return embedding(site, places.input(), input, module.weight, module.padding_idx)
+def embedding_forward(module: nn.Embedding, patched: PatchedModule, places: SamplePlaces, input: Tensor) -> Tensor:
+    return embedding(patched, places.input(), input, module.weight, module.padding_idx)

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
 from lsg.layers.embedding import embedding
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site
 
 
 def embedding_bag_forward(
     module: nn.EmbeddingBag,
-    site: Site,
+    patched: PatchedModule,
     places: SamplePlaces,
     input: Tensor,
     offsets: Tensor | None = None,
@@ -21,13 +21,13 @@ def embedding_bag_forward(
 ) -> Tensor:
     if input.dim() != 2 or offsets is not None:
         raise PrivacyError(
-            f"embedding bag '{site.name}' got indices of shape {tuple(input.shape)}"
+            f"embedding bag '{patched.name}' got indices of shape {tuple(input.shape)}"
             f"{'' if offsets is None else ' with offsets'}, in which records are not rows: give it one row of indices "
             "for each record, filled up with padding_idx"
         )
     if per_sample_weights is not None and module.mode != "sum":
-        raise PrivacyError(f"embedding bag '{site.name}' got per_sample_weights, which need mode='sum'")
-    rows_BLD = embedding(site, places.input(), input, module.weight, module.padding_idx)
+        raise PrivacyError(f"embedding bag '{patched.name}' got per_sample_weights, which need mode='sum'")
+    rows_BLD = embedding(patched, places.input(), input, module.weight, module.padding_idx)
     filler_BL1 = None if module.padding_idx is None else (input == module.padding_idx).unsqueeze(-1)
     if module.mode == "max":
         return _largest(rows_BLD, filler_BL1)

@@ -17,28 +17,28 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
+from lsg.layers.patched_module import PatchedModule, patch_of
 from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
-from lsg.layers.site import Site, site_of
-from lsg.layers.slot import Slot
+from lsg.parameters.slot import Slot
 
 LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")  # of F.embedding
 
 
-def fallback_forward(module: nn.Module, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
+def fallback_forward(module: nn.Module, patched: PatchedModule, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, sample by sample in one vectorised call."""
     given = [
         leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)
     ]  # it may call those, too
-    return _each_sample(module, site, places, _inner_slots(module, given), args, kwargs)
+    return _each_sample(module, patched, places, _inner_slots(module, given), args, kwargs)
 
 
-def one_each_forward(module: Any, site: Site, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
+def one_each_forward(module: Any, patched: PatchedModule, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
     """A method that makes something of parameters alone, which all samples share: each of them gets one of its own.
 
     A relative attention bias (T5, MPNet), a table looked up by distance: (1, heads, queries, keys) becomes
     (B, heads, queries, keys), which broadcasts in the same places. The virtual tokens of prompt tuning.
     """
-    return _each_sample(module, site, places, [], args, kwargs)
+    return _each_sample(module, patched, places, [], args, kwargs)
 
 
 class _MethodCall(nn.Module):
@@ -55,16 +55,16 @@ class _MethodCall(nn.Module):
 
 def _each_sample(
     module: nn.Module,
-    site: Site,
+    patched: PatchedModule,
     places: SamplePlaces,
     inner: list[Slot],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """The plain method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
-    if site.caller is None:
-        site.caller = _MethodCall(module, site.plain)
-    caller, size = site.caller, site.size
+    if patched.caller is None:
+        patched.caller = _MethodCall(module, patched.plain)
+    caller, size = patched.caller, patched.size
     leaves, structure = pytree.tree_flatten((args, list(kwargs.values())))
     axes = [places.input(i) for i in range(len(leaves))]
     leaves = [1 if axis is COUNT else leaf for axis, leaf in zip(axes, leaves, strict=True)]
@@ -75,14 +75,14 @@ def _each_sample(
             axis.one(part) if isinstance(axis, SampleAxis) else part for axis, part in zip(axes, parts, strict=True)
         ]
         sample_args, sample_values = pytree.tree_unflatten(rows, structure)
-        values = {f"module.{name}": value for name, value in _values(site.slots, own).items()}
+        values = {f"module.{name}": value for name, value in _values(patched.slots, own).items()}
         with ExitStack() as stack:
-            stack.enter_context(site.batch.of_one())
+            stack.enter_context(patched.batch.of_one())
             for slot, carriers in zip(inner, borrowed, strict=True):
                 stack.enter_context(slot.borrowed(tuple(c.unsqueeze(0) for c in carriers)))
             stack.enter_context(_DifferentiableMasks())
             if isinstance(module, nn.Embedding):
-                stack.enter_context(_PaddingStays(site.name))
+                stack.enter_context(_PaddingStays(patched.name))
             out = functional_call(caller, values, sample_args, dict(zip(kwargs, sample_values, strict=True)))
         found, out_structure = pytree.tree_flatten(out)
         shape_of_results[:] = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found], out_structure
@@ -90,8 +90,8 @@ def _each_sample(
 
     split = [_part(axis, leaf, size) for axis, leaf in zip(axes, leaves, strict=True)]
     parts, dims = [part for part, _ in split], [dim for _, dim in split]
-    own = {name: slot.carriers for name, slot in site.slots.items()}
-    with _named_errors(module, site):
+    own = {name: slot.carriers for name, slot in patched.slots.items()}
+    with _named_errors(module, patched):
         results = iter(
             vmap(one_sample, in_dims=(0, 0, *dims), randomness="different")(own, [s.carriers for s in inner], *parts)
         )
@@ -115,7 +115,7 @@ def _part(axis: Axis, leaf: Any, size: int) -> tuple[Any, int | None]:
 
 
 @contextmanager
-def _named_errors(module: nn.Module, site: Site) -> Iterator[None]:
+def _named_errors(module: nn.Module, patched: PatchedModule) -> Iterator[None]:
     """What vmap cannot do is told as a refusal of the layer."""
     try:
         yield
@@ -125,7 +125,7 @@ def _named_errors(module: nn.Module, site: Site) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise PrivacyError(
-            f"layer '{site.name}' ({type(module).__name__}) cannot run sample by sample, as its parameters need: "
+            f"layer '{patched.name}' ({type(module).__name__}) cannot run sample by sample, as its parameters need: "
             f"{first_line(error)}. Freeze its parameters, or build it of layers that lsg has rules for"
         ) from error
 
@@ -188,5 +188,5 @@ def _values(slots: dict[str, Slot], carriers: dict[str, tuple[Tensor, ...]]) -> 
 def _inner_slots(module: nn.Module, given: list[nn.Module]) -> list[Slot]:
     """The slots of the modules inside, and of those given as arguments, each once."""
     inside = [child for whole in (module, *given) for child in whole.modules() if child is not module]
-    sites = map(site_of, inside)
-    return list({id(slot): slot for site in sites if site for slot in site.slots.values()}.values())
+    patched_modules = map(patch_of, inside)
+    return list({id(slot): slot for patched in patched_modules if patched for slot in patched.slots.values()}.values())

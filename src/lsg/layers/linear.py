@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers.calls import Call, untransformed
-from lsg.layers.factor_gradient import factor_gradients
-from lsg.layers.last_cast import can_share
+from lsg.kernels.factor_gradient import factor_gradients
+from lsg.kernels.optional_triton import untransformed
+from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
 from lsg.layers.samples import Axis, SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
-from lsg.layers.slot import Slot
+from lsg.parameters.cast_cache import can_share
+from lsg.parameters.factored_calls import Call
+from lsg.parameters.slot import Slot
 from lsg.subspace.space import Kept
 
 
@@ -120,7 +121,7 @@ def transpose_operands(operands: tuple[Tensor | None, ...]) -> tuple[Tensor | No
 
 
 def linear(
-    site: Site,
+    patched: PatchedModule,
     axis: Axis,
     x: Tensor,
     weight: Tensor,
@@ -133,9 +134,9 @@ def linear(
     """`F.linear` with per-sample gradients, for samples along `axis` of x; `weight_slots` has three entries for a split
     query-key-value weight."""
     dtype = compute_dtype(x)
-    x_B, x_cast = site.split(x, axis), None
+    x_B, x_cast = patched.split(x, axis), None
     if x_B.dtype != dtype and can_share(x_B):
-        x_cast = site.batch.last_cast(x_B, dtype)
+        x_cast = patched.batch.last_cast(x_B, dtype)
     else:
         x_B = x_B.to(dtype)
     used = x_B if x_cast is None else x_cast
@@ -156,7 +157,7 @@ def linear(
         y = torch.cat(parts, dim=-1)
         if bias is not None:
             y = y + per_sample(bias.detach(), bias_slot, y.dim()).to(dtype)
-    return axis.join(y, x, site.size)
+    return axis.join(y, x, patched.size)
 
 
 def per_sample(value: Tensor, slot: Slot | None, dimensions: int) -> Tensor:
@@ -167,18 +168,20 @@ def per_sample(value: Tensor, slot: Slot | None, dimensions: int) -> Tensor:
     return wide.reshape(wide.shape[0], *(1,) * (dimensions - 2), wide.shape[-1])
 
 
-def weight_slots(site: Site, name: str = "weight") -> list[Slot | None]:
+def weight_slots(patched: PatchedModule, name: str = "weight") -> list[Slot | None]:
     """The slot of a weight, or the three slots of a split one."""
-    split = [site.slots[key] for key in (f"{name}[{i}]" for i in range(3)) if key in site.slots]
-    return list(split) or [site.slots.get(name)]
+    split = [patched.slots[key] for key in (f"{name}[{i}]" for i in range(3)) if key in patched.slots]
+    return list(split) or [patched.slots.get(name)]
 
 
-def linear_forward(module: nn.Linear, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
-    return linear(site, places.input(), input, module.weight, module.bias, weight_slots(site), site.slots.get("bias"))
+def linear_forward(module: nn.Linear, patched: PatchedModule, places: SamplePlaces, input: Tensor) -> Tensor:
+    return linear(
+        patched, places.input(), input, module.weight, module.bias, weight_slots(patched), patched.slots.get("bias")
+    )
 
 
-def conv1d_forward(module: Any, site: Site, places: SamplePlaces, x: Tensor) -> Tensor:
+def conv1d_forward(module: Any, patched: PatchedModule, places: SamplePlaces, x: Tensor) -> Tensor:
     """transformers' Conv1D: a linear layer whose weight is stored in x out."""
-    slots = weight_slots(site)
-    bias_slot = site.slots.get("bias")
-    return linear(site, places.input(), x, module.weight, module.bias, slots, bias_slot, stored_inputs_first=True)
+    slots = weight_slots(patched)
+    bias_slot = patched.slots.get("bias")
+    return linear(patched, places.input(), x, module.weight, module.bias, slots, bias_slot, stored_inputs_first=True)

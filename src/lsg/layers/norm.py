@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.layers import group_norm_kernel, norm_kernel
+from lsg.kernels import group_norm_kernel, norm_kernel
+from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
-from lsg.layers.site import Site, fixed_signature, refuse_double_backward
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _LayerNorm(torch.autograd.Function):
             d_x = torch.ops.aten.native_layer_norm_backward(g, x, ctx.shape, mean, rstd, weight, bias, only_x)[0]
         d_weight: Tensor | None
         d_bias: Tensor | None
-        if needs[5] and needs[6] and norm_kernel.pays(x):
+        if needs[5] and needs[6] and norm_kernel.is_faster(x):
             d_weight, d_bias = _by_kernel(x, g, mean, rstd, ctx.shape)
         else:
             d_weight = _sum_positions(g * ((x - mean) * rstd), ctx.shape) if needs[5] else None
@@ -75,8 +75,8 @@ def _sum_positions(values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return values.reshape(values.shape[0], -1, *shape).sum(1)
 
 
-def _carrier(site: Site, name: str) -> Tensor | None:
-    slot = site.slots.get(name)
+def _carrier(patched: PatchedModule, name: str) -> Tensor | None:
+    slot = patched.slots.get(name)
     return slot.carriers[0] if slot else None
 
 
@@ -94,50 +94,57 @@ def _norm_input(x: Tensor) -> Tensor:
     return x.to(_norm_dtype(x))
 
 
-def layer_norm_forward(module: nn.LayerNorm, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+def layer_norm_forward(module: nn.LayerNorm, patched: PatchedModule, places: SamplePlaces, input: Tensor) -> Tensor:
     shape, axis = tuple(module.normalized_shape), places.input()
-    x = _norm_input(site.split(input, axis))
+    x = _norm_input(patched.split(input, axis))
     weight, bias = _detached(module.weight, x.dtype), _detached(module.bias, x.dtype)
-    carriers = _carrier(site, "weight"), _carrier(site, "bias")
+    carriers = _carrier(patched, "weight"), _carrier(patched, "bias")
     y: Tensor = _LayerNorm.apply(x, shape, weight, bias, module.eps, *carriers)[0]
-    return axis.join(y, input, site.size)
+    return axis.join(y, input, patched.size)
 
 
-def group_norm_forward(module: nn.GroupNorm, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
-    return _group_norm(module, site, Rows(site, places.input(), input, input.dim() - 1), module.num_groups)
+def group_norm_forward(module: nn.GroupNorm, patched: PatchedModule, places: SamplePlaces, input: Tensor) -> Tensor:
+    return _group_norm(module, patched, Rows(patched, places.input(), input, input.dim() - 1), module.num_groups)
 
 
-def instance_norm_forward(module: nn.InstanceNorm2d, site: Site, places: SamplePlaces, input: Tensor) -> Tensor:
+def instance_norm_forward(
+    module: nn.InstanceNorm2d, patched: PatchedModule, places: SamplePlaces, input: Tensor
+) -> Tensor:
     module._check_input_dim(input)
-    images = Rows(site, places.input(), input, module._get_no_batch_dim())
+    images = Rows(patched, places.input(), input, module._get_no_batch_dim())
     # A group norm of one channel a group. torch's own instance norm, on a CPU, has wrong gradients for a batch of one
     # sample whose incoming gradient is laid out channels last.
-    return _group_norm(module, site, images, images.x.shape[1])
+    return _group_norm(module, patched, images, images.x.shape[1])
 
 
-def frozen_group_norm_forward(module: nn.GroupNorm, site: Site, input: Tensor) -> Any:
+def frozen_group_norm_forward(module: nn.GroupNorm, patched: PatchedModule, input: Tensor) -> Any:
     """Of a module that trains nothing: for the kernel's sake alone."""
     trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
-    if not trained and _kernel_pays(module, site, input, module.num_groups):
+    if not trained and _kernel_pays(module, patched, input, module.num_groups):
         return _by_group_norm_kernel(module, input, module.num_groups, (None, None))
-    return site.plain(input)
+    return patched.plain(input)
 
 
-def _group_norm(module: Any, site: Site, images: Rows, groups: int) -> Tensor:
+def _group_norm(module: Any, patched: PatchedModule, images: Rows, groups: int) -> Tensor:
     x = images.x
-    weight, bias = (_carrier(site, name) for name in ("weight", "bias"))
+    weight, bias = (_carrier(patched, name) for name in ("weight", "bias"))
     carriers = tuple(None if carrier is None else images.carrier(carrier) for carrier in (weight, bias))
-    if _kernel_pays(module, site, x, groups):
+    if _kernel_pays(module, patched, x, groups):
         return images.back(_by_group_norm_kernel(module, x, groups, carriers))
     normalised = F.group_norm(_norm_input(x), groups, None, None, module.eps)
     return images.back(_channel_affine(module, normalised, carriers))
 
 
-def _kernel_pays(module: Any, site: Site, x: Tensor, groups: int) -> bool:
+def _kernel_pays(module: Any, patched: PatchedModule, x: Tensor, groups: int) -> bool:
     """False also where PyTorch refuses: for it to say so."""
     values = [value for value in (module.weight, module.bias) if value is not None]
     fit = all(v.shape == x.shape[1:2] and v.dtype in (x.dtype, torch.float32) for v in values)
-    return bool(site.batch.channels_last_norms) and fit and x.numel() > groups and group_norm_kernel.pays(x, groups)
+    return (
+        bool(patched.batch.channels_last_norms)
+        and fit
+        and x.numel() > groups
+        and group_norm_kernel.is_faster(x, groups)
+    )
 
 
 def _by_group_norm_kernel(module: Any, x: Tensor, groups: int, carriers: tuple[Tensor | None, ...]) -> Tensor:

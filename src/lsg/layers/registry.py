@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from lsg.layers import attention, conv, embedding, embedding_bag, fallback, intercept, linear, norm, optional_triton
-from lsg.layers.site import RuleForward, has_own_forward
-from lsg.layers.slot import Layout
+from lsg.kernels import optional_triton
+from lsg.layers import attention, conv, embedding, embedding_bag, fallback, linear, norm
+from lsg.layers import subclasses as intercept
+from lsg.layers.patched_module import RuleForward, has_own_forward
+from lsg.parameters.slot import Layout
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from lsg.errors import PrivacyError
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import WHOLE, Axis, SampleAxis, Shared
-from lsg.layers.site import Site
 
 
 class Rows:
@@ -12,20 +12,20 @@ class Rows:
     they give; `back` brings a result into the shape that the input had.
     """
 
-    def __init__(self, site: Site, axis: Axis, x: Tensor, features: int) -> None:
+    def __init__(self, patched: PatchedModule, axis: Axis, x: Tensor, features: int) -> None:
         """features: trailing dimensions that belong to the layer."""
-        self._axis, self._size = axis, site.size
+        self._axis, self._size = axis, patched.size
         self._alone = axis is WHOLE and x.dim() == features  # one image without a dimension for rows
         if isinstance(axis, Shared):
             self.x = axis.split(x if x.dim() > features else x.unsqueeze(0), self._size)
         elif axis is WHOLE:
-            own = site.split(x, axis)  # with one dimension more, of the only sample
+            own = patched.split(x, axis)  # with one dimension more, of the only sample
             self.x = own if self._alone else own.squeeze(0)
         else:
             self.x = x
         if isinstance(axis, SampleAxis) and (axis.dim != 0 or x.dim() != features + 1):
             raise PrivacyError(
-                f"layer '{site.name}' got an input of shape {tuple(x.shape)} with samples in dimension {axis.dim}: "
+                f"layer '{patched.name}' got an input of shape {tuple(x.shape)} with samples in dimension {axis.dim}: "
                 "give it images with the samples first"
             )
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError, first_line
+from lsg.files.strict_json import loads
 from lsg.layers.registry import rule_for
 from lsg.models import small_cnn, wrn28
-from lsg.strict_json import loads
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lsg import DPSGD
 from tests.adversarial.oracle import WrongError
-from tests.reference import attach
+from tests.support.reference import attach
 
 C = 0.5  # max_grad_norm of all loops
 

@@ -7,7 +7,7 @@ import pytest
 
 from lsg.tasks.catalog import load_task
 from lsg.tasks.data import TaskData, Texts
-from tests.tasks.refusals import refusal
+from tests.support.refusals import refusal
 
 PARSES = [f"sentence{i}_{kind}" for kind in ("binary_parse", "parse") for i in (1, 2)]
 MNLI_COLUMNS = ["index", "promptID", "pairID", "genre", *PARSES, "sentence1", "sentence2"]

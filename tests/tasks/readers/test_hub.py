@@ -10,7 +10,7 @@ from PIL import Image
 
 from lsg.tasks.catalog import load_task
 from lsg.tasks.data import Images, Texts
-from tests.tasks.refusals import refusal
+from tests.support.refusals import refusal
 
 
 class Split:

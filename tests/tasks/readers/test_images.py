@@ -12,7 +12,7 @@ from PIL import Image
 
 from lsg.tasks.catalog import load_task
 from lsg.tasks.data import Images
-from tests.tasks.refusals import refusal
+from tests.support.refusals import refusal
 
 RANDOM = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from lsg.tasks.catalog import load_task
 from lsg.tasks.data import Texts
-from tests.tasks.refusals import refusal
+from tests.support.refusals import refusal
 
 ROWS = [{"text": f"text {i}", "label": ("ham", "spam")[i % 2]} for i in range(40)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError, first_line
-from lsg.strict_json import loads
+from lsg.files.strict_json import loads
 from lsg.tasks.readers.columns import Columns, WantedColumns, listed
 from lsg.tasks.readers.files import read_bytes, read_text
 

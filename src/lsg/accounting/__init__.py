@@ -1,0 +1,5 @@
+"""ε and its books: what a noise costs, what a budget buys, and what has been spent."""
+
+from lsg.accounting.epsilon import Accountant, calibrate_noise, create_accountant, epsilon_of
+
+__all__ = ["Accountant", "calibrate_noise", "create_accountant", "epsilon_of"]

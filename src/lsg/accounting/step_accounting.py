@@ -1,0 +1,189 @@
+"""The books of a run: each logical step in, before its noise is drawn, and counted as the sampling plan says."""
+
+import secrets
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from lsg.accounting.epsilon import Accountant, Phase, create_accountant
+from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record
+from lsg.errors import BudgetExceeded, ConfigurationError, PrivacyError
+from lsg.sampling.plan import SamplingPlan
+
+
+class Target:
+    """Stops a run before the step that would pass a target epsilon. The planned steps are never stopped."""
+
+    def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
+        self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
+        # So many steps of one noise and rate are allowed beside all others; computed only when the planned are used up.
+        self._kind: tuple[Any, ...] = (*planned[:2], Counter())
+        self._allowed, self._exact = planned.steps, False
+
+    def check(self, noise_multiplier: float, sample_rate: float) -> None:
+        others = _totals(self._accountant)
+        taken = others.pop((noise_multiplier, sample_rate), 0)
+        if self._kind != (noise_multiplier, sample_rate, others):
+            self._kind, self._allowed, self._exact = (noise_multiplier, sample_rate, others), taken, False
+        if taken >= self._allowed and not self._exact:
+            self._allowed, self._exact = self._most_steps(noise_multiplier, sample_rate, others, taken), True
+        if taken >= self._allowed:
+            raise BudgetExceeded(
+                f"after {len(self._accountant)} steps the next one would pass target_epsilon={self._epsilon:g} at "
+                f"delta={self._delta:g}: training ends here, and nothing of this batch was released"
+            )
+
+    def _most_steps(self, noise: float, rate: float, others: Counter[tuple[float, float]], taken: int) -> int:
+        """The largest number of such steps that keeps within the target, or those taken if none more does."""
+
+        def fits(steps: int) -> bool:
+            trial = create_accountant(self._accountant.name)
+            trial.history = [Phase(*kind, count) for kind, count in others.items()] + [Phase(noise, rate, steps)]
+            return trial.get_epsilon(self._delta) <= self._epsilon
+
+        fit, more = taken, 1
+        while fits(fit + more):
+            fit, more = fit + more, 2 * more
+        while more > 1:
+            more //= 2
+            if fits(fit + more):
+                fit += more
+        return fit
+
+
+class StepAccounting:
+    """Counts each logical step, if the target allows it: first in the ledger, then in the accountant.
+
+    weights, total: compute a fingerprint of the weights that the step starts from, and a seal of its sum.
+    replayable: whether the noise can be drawn again from a saved state. Such noise is a stream that has a name.
+    """
+
+    def __init__(
+        self,
+        accountant: Accountant,
+        plan: SamplingPlan,
+        *,
+        ledger: Ledger | None,
+        weights: Callable[[], str],
+        total: Callable[[], str],
+        replayable: bool = True,
+    ) -> None:
+        self.accountant, self._plan, self._ledger = accountant, plan, ledger
+        self._weights, self._total = weights, total
+        self.target: Target | None = None
+        self._stream = secrets.token_hex(8) if replayable else FRESH
+        self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
+
+    def count(self, noise_multiplier: float, epoch: int | None) -> None:
+        """One step of this epoch of the loader; None where the batch did not come from it."""
+        rate = 1.0  # nothing is known of how a batch from elsewhere was drawn: no amplification
+        if epoch is None and noise_multiplier:
+            warnings.warn(
+                "a step on a batch that the private loader did not hand out: it is accounted as if every record were "
+                "in it, which costs far more ε. Iterate over the loader that make_private returned",
+                stacklevel=4,
+            )
+        if epoch is not None and self._plan.poisson:
+            rate = self._plan.sample_rate
+        elif epoch is not None and self._counted == (epoch, noise_multiplier):
+            # Without Poisson sampling a record enters one step of an epoch, unamplified: the epoch's first step counts
+            # for all of them. A step with other noise counts for itself.
+            return
+        if self.target is not None:
+            self.target.check(noise_multiplier, rate)
+        self._write(noise_multiplier, rate, self._weights, self._total)
+        if not self._plan.poisson and epoch is not None:
+            self._counted = (epoch, noise_multiplier)
+
+    def _write(
+        self, noise_multiplier: float, rate: float, weights: Callable[[], str], total: Callable[[], str]
+    ) -> None:
+        if self._ledger is not None:
+            self._ledger.record(
+                noise_multiplier=noise_multiplier,
+                sample_rate=rate,
+                stream=self._stream,
+                weights=weights(),
+                sum=total(),
+            )
+        self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything spent, what the epoch under way has been counted for, and the place in the ledger."""
+        ledger = self._ledger
+        if ledger is None and self._stream == FRESH:
+            raise ConfigurationError(
+                "secure_mode=True: steps after a saved state cannot be repeated, and without a ledger nobody would "
+                "know that they must be charged: make PrivacyEngine(secure_mode=True, ledger=...)"
+            )
+        return {
+            "accountant": self.accountant.state_dict(),
+            "counted": self._counted and list(self._counted),
+            "stream": self._stream,
+            "ledger": ledger and {"position": ledger.position, "chain": ledger.chain},
+        }
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse books that forget what was spent: by this engine, or by the ledger. Nothing is changed."""
+        saved = create_accountant(self.accountant.name)
+        saved.load_state_dict(state["accountant"])
+        if not _totals(self.accountant) <= _totals(saved):
+            raise PrivacyError(
+                f"the saved run has spent {len(saved)} steps, but this engine has spent {len(self.accountant)} "
+                "already, which loading it would forget: load it into a new engine"
+            )
+        if len(self.accountant) and state["stream"] != self._stream:
+            raise PrivacyError(
+                f"this engine has spent {len(self.accountant)} steps of a run that the saved one does not continue, "
+                "which loading it would forget: load it into a new engine"
+            )
+        if self._ledger is None:
+            if state["ledger"] is not None:
+                raise ConfigurationError("the saved run keeps a ledger: make PrivacyEngine(ledger=...) with its path")
+            return
+        record = self._ledger.check(**_place(state))
+        if state["ledger"] is None and (record.later or record.torn):
+            raise PrivacyError(f"the saved run keeps no ledger, but '{self._ledger.path}' has steps of another run")
+        if not record.spent <= _totals(saved):
+            raise PrivacyError(
+                f"the saved run claims less than its ledger '{self._ledger.path}' has recorded: "
+                f"{len(saved)} steps against {sum(record.spent.values())}, or with more noise"
+            )
+
+    def load_state_dict(self, state: dict[str, Any], noise_multiplier: float, *, replay: bool) -> bool:
+        """Go on from there. Returns whether the steps recorded since will be repeated; otherwise they are charged now,
+        and nothing random may come from the saved streams any more.
+
+        noise_multiplier: what a step stands for of which no more is known than that it may have happened.
+        """
+        self.accountant.load_state_dict(state["accountant"])
+        record = Record()
+        replay = replay and FRESH not in (self._stream, state["stream"])
+        if self._ledger is not None:
+            record = self._ledger.check(**_place(state))
+            if {entry.stream for entry in record.later} - {state["stream"]}:
+                replay = False
+            self._ledger.go_on(record, replay=replay)
+        if replay:
+            self._stream, self._counted = state["stream"], state["counted"] and tuple(state["counted"])
+            return True
+        self._counted = None  # what is left of an epoch counts anew: its records may have been in a lost step
+        for entry in record.later:
+            self.accountant.step(noise_multiplier=entry.noise_multiplier, sample_rate=entry.sample_rate)
+        if record.torn:
+            rate = self._plan.sample_rate if self._plan.poisson else 1.0
+            self._write(noise_multiplier, rate, lambda: "unknown", lambda: "unknown")
+        return False
+
+
+def _place(state: dict[str, Any]) -> dict[str, Any]:
+    """Where in the ledger the saved run stands; a run without one stands at the beginning of an empty one."""
+    return state["ledger"] or {"position": 0, "chain": BEGINNING}
+
+
+def _totals(accountant: Accountant) -> Counter[tuple[float, float]]:
+    totals: Counter[tuple[float, float]] = Counter()
+    for noise, rate, steps in accountant.history:
+        totals[noise, rate] += steps
+    return totals

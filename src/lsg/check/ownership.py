@@ -1,0 +1,343 @@
+"""Whose is what: runs of a model without rules in, for every call of a layer where its samples are out.
+
+The model runs on a few records, then again with one of them changed, and again. An entry of a tensor that changes with
+a record belongs to it. Samples are where a dimension's entries change with one record each, and where a batch of
+another size is longer. Nothing is taken from shapes alone, but for tensors that no record changes.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from lsg.check.kept_state import tensors_in
+from lsg.layers.fallback import fallback_forward, one_each_forward
+from lsg.layers.patched_module import PatchedModule
+from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
+from lsg.layers.subclasses import FUNCTION, Listen, intercepted_forward
+
+# By how much results may differ that must be equal, over the largest number of their tensor: other records may lead to
+# other kernels, which round in other ways (attention with a mask or without one, say).
+_HUGE = 1e6
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass
+class Trail:
+    """A tensor at one place of a forward, and which records change each of its entries."""
+
+    value: Tensor
+    trains: bool = False  # whether a loss of it would reach trained parameters
+    changed_by: Tensor | None = None  # one bit for each run, broadcasts to the value; None: no run has changed anything
+    of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
+    reshaped: bool = False  # whether its shape depends on values of the records
+
+    def compare(self, other: Tensor, run: int) -> None:
+        """Note, entry by entry, what a run changed."""
+        differs = different(self.value, other)
+        if bool(differs.any()):
+            self.note(differs.to(torch.int32) << run)
+
+    def note(self, bits: Tensor) -> None:
+        """Bits of one row are kept as they are, and broadcast where entries differ."""
+        self.changed_by = bits if self.changed_by is None else self.changed_by | bits
+
+    def intact(self, axis: Axis, size: int) -> int:
+        """Samples without NaN here."""
+        if not self.value.is_floating_point() or not isinstance(axis, SampleAxis):
+            return size
+        return size - int(axis.split(self.value, size).reshape(size, -1).isnan().any(1).sum())
+
+    def of_one_each(self, owners: Sequence[int]) -> bool:
+        """Whether each entry belongs to one sample at most, wherever that is."""
+        if self.reshaped or self.changed_by is None:
+            return not self.reshaped
+        apart = torch.zeros_like(self.changed_by, dtype=torch.bool)
+        for owner in owners:
+            apart |= (self.changed_by & ~owner) == 0
+        return bool(apart.all())
+
+    def depends_on_number(self, axis: Axis, size: int, fewer: int) -> bool:
+        """Whether the samples that both batches have are not the same in both."""
+        if self.of_fewer is None or not isinstance(axis, SampleAxis):
+            return False
+        mine, theirs = axis.split(self.value, size)[:fewer], axis.split(self.of_fewer, fewer)
+        return not alike(mine, theirs, 100.0)
+
+
+@dataclass
+class Call:
+    """One call of a layer: what went in and what came out, as leaves, tensors with their trails."""
+
+    patched: PatchedModule
+    number: int  # among the patched module's calls in the forward
+    inputs: list[Any]
+    kind: str  # of module
+    outputs: list[Any] = field(default_factory=list)
+    of_fewer: list[Any] = field(default_factory=list)  # what went in with fewer records
+
+    @property
+    def may_mix(self) -> bool:
+        """Whether nobody knows what the module computes: layers with a rule of their own keep apart what is apart."""
+        return self.patched.rule in (fallback_forward, one_each_forward, intercepted_forward)
+
+
+OUTPUT = "before the model's output"
+
+
+class Place(NamedTuple):
+    """Where a tensor was, in words; and the patched module whose call it went into or came out of.
+
+    apart: whether that is inside a module that runs sample by sample, so that its rule need not find the samples.
+    """
+
+    where: str
+    trail: Trail
+    patched: PatchedModule | None
+    apart: bool = False
+
+
+class Recording:
+    """The calls of one forward, kept; or compared with those of a forward before it."""
+
+    def __init__(
+        self,
+        reference: "Recording | None" = None,
+        run: int | None = None,
+        changed: Collection[int] = (),
+        size: int = 0,
+    ) -> None:
+        """run: the number of the run that is compared, in which so many of `size` records are changed; None for a batch
+        of fewer records."""
+        self.calls: list[Call] = []
+        self.places: list[Place] = []  # all of them as they came
+        self.decisions: list[Trail] = []  # numbers that the model looked at
+        self.output: list[Trail] = []
+        self.differs: PatchedModule | None = (
+            None  # the first patched module that was called in another way than in the reference
+        )
+        self._reference, self._run, self._changed, self._size = reference, run, frozenset(changed), size
+        self._position = 0
+        self.autocast = False  # whether layers ran in lower precision than their weights
+        self._apart = 0  # modules running now whose rule lets them run sample by sample
+        self._found: list[tuple[Trail, Tensor]] = []  # what is to be compared when the forward is over
+
+    def __call__(self, module: nn.Module, patched: PatchedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with torch._C.DisableTorchFunction():  # what is done here is no part of the model
+            begun = self._begin(module, patched, leaves_of(args, kwargs))
+        self._apart += patched.rule is fallback_forward
+        if patched.rule is intercepted_forward:
+            with Listen(module, lambda x, out: self._end(self._begin(module, patched, [FUNCTION, x]), [out])):
+                out = patched.plain(*args, **kwargs)
+        else:
+            out = patched.plain(*args, **kwargs)
+        self._apart -= patched.rule is fallback_forward
+        with torch._C.DisableTorchFunction():
+            self._end(begun, pytree.tree_leaves(out))
+        return out
+
+    def finish(self, output: Any) -> None:
+        found = list(tensors_in(output, set()))
+        if self._reference is not None and self._position < len(self._reference.calls):
+            self.differs = self.differs or self._reference.calls[self._position].patched
+        if self._reference is None:
+            self.output = [_kept(tensor) for tensor in found]
+            self.places += [Place(OUTPUT, trail, None) for trail in self.output]
+        elif len(found) == len(self._reference.output):
+            for trail, tensor in zip(self._reference.output, found, strict=True):
+                self._note(trail, tensor)
+
+    def decide(self, number: Tensor) -> None:
+        """The model looks at a number, to compare it or to do something else with it in Python."""
+        if self._reference is None:
+            self.decisions.append(_kept(number))
+        elif self._run is not None and len(self.decisions) < len(self._reference.decisions):
+            self._note(self._reference.decisions[len(self.decisions)], number)
+            self.decisions.append(self._reference.decisions[len(self.decisions)])
+
+    def _begin(self, module: nn.Module, patched: PatchedModule, leaves: list[Any]) -> Call | None:
+        number, patched.calls = patched.calls, patched.calls + 1
+        self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
+        if self._reference is None:
+            call = Call(patched, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
+            self.calls.append(call)
+            where = f"before layer '{patched.name}'"
+            self.places += [
+                Place(where, leaf, patched, self._apart > 0) for leaf in call.inputs if isinstance(leaf, Trail)
+            ]
+            return call
+        position, self._position = self._position, self._position + 1
+        known = self._reference.calls
+        if (
+            position >= len(known)
+            or known[position].patched is not patched
+            or len(known[position].inputs) != len(leaves)
+        ):
+            self.differs = self.differs or patched
+            return None
+        if self._run is None:
+            known[position].of_fewer = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._note_all(known[position].inputs, leaves)
+        return known[position]
+
+    def _end(self, call: Call | None, leaves: list[Any]) -> None:
+        if self._reference is None:
+            assert call is not None
+            call.outputs = [_kept(leaf) for leaf in leaves]
+            if not call.may_mix:
+                return
+            where = f"in layer '{call.patched.name}' ({call.kind})"
+            self.places += [
+                Place(where, leaf, call.patched, self._apart > 0) for leaf in call.outputs if isinstance(leaf, Trail)
+            ]
+        elif call is not None and call.may_mix:
+            self._note_all(call.outputs, leaves)
+
+    def _note_all(self, kept: list[Any], leaves: list[Any]) -> None:
+        for trail, leaf in zip(kept, leaves, strict=False):
+            if isinstance(trail, Trail) and isinstance(leaf, Tensor):
+                self._note(trail, leaf)
+
+    def _note(self, trail: Trail, tensor: Tensor) -> None:
+        if self._run is None:
+            trail.of_fewer = tensor.detach().clone()
+        elif trail.value.shape == tensor.shape:
+            self._found.append((trail, tensor.detach().clone()))
+        else:
+            trail.reshaped = True
+
+    def settle(self) -> None:
+        """The forward is over: note what it changed.
+
+        Nearly all tensors have their samples first and are the same where records are. Then no entry is looked at, and
+        whole rows count as changed. All such tensors of a kind are compared at once: on a GPU each question costs time.
+        """
+        found, self._found = self._found, []
+        if self._run is None:
+            return
+        kept = [i for i in range(self._size) if i not in self._changed]
+        groups: dict[Any, list[tuple[Trail, Tensor]]] = {}
+        for trail, tensor in found:
+            if tensor.shape[:1] == (self._size,) and self._size:
+                groups.setdefault((tensor.dtype, tensor.device), []).append((trail, tensor))
+            else:
+                trail.compare(tensor, self._run)
+        for (_, device), pairs in groups.items():
+            rows = [int(i in self._changed) << self._run for i in range(self._size)]
+            bits = torch.tensor(rows, dtype=torch.int32, device=device)
+            same = all(torch.equal(_row([t.value for t, _ in pairs], i), _row([x for _, x in pairs], i)) for i in kept)
+            for trail, tensor in pairs:
+                if same or alike(trail.value[kept], tensor[kept]):
+                    if self._changed:
+                        trail.note(bits.view(-1, *[1] * (tensor.dim() - 1)))
+                else:
+                    trail.compare(tensor, self._run)
+
+
+def _row(tensors: list[Tensor], i: int) -> Tensor:
+    """Row i of each of them, as one."""
+    return torch.cat([tensor[i].reshape(-1) for tensor in tensors])
+
+
+_LOOKS = {"__bool__", "__float__", "__int__", "__index__", "item", "tolist"}
+_COMPARES = {"__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "gt", "lt", "ge", "le", "eq", "ne"}
+
+
+class Decisions(TorchFunctionMode):
+    """Tells of single real numbers that a model looks at in Python, or compares."""
+
+    def __init__(self, tell: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _LOOKS | _COMPARES:
+            for value in args[:2]:
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() == 1:
+                    self._tell(value)
+        return func(*args, **(kwargs or {}))
+
+
+def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) -> Axis | None:
+    """Where the samples are in a tensor; None where entries belong to several of them.
+
+    owners: for each sample the bits of the runs that changed it. other: samples of the batch of fewer records.
+    """
+    shape = trail.value.shape
+    if trail.reshaped:
+        return None
+    fewer = None if trail.of_fewer is None else trail.of_fewer.shape
+    if other is None or fewer is None or len(fewer) != len(shape):
+        grows = [dim for dim in range(len(shape)) if shape[dim] % size == 0 and shape[dim]]
+        if trail.changed_by is None and shape[:1] != (size,):
+            return SHARED
+    else:
+        grows = [dim for dim in range(len(shape)) if shape[dim] != fewer[dim]]
+        if len(grows) > 1 or any(shape[dim] * other != fewer[dim] * size for dim in grows):
+            return None
+        if not grows:
+            return SHARED if trail.changed_by is None else None
+    if grows[:1] == [0] and shape[0] == size and trail.changed_by is not None and trail.changed_by.numel() == size:
+        foreign = ~torch.tensor(owners, dtype=torch.int32, device=trail.changed_by.device)
+        if not bool((trail.changed_by.flatten() & foreign).any()):
+            return SampleAxis(0)
+    for dim in grows:
+        each, rest = divmod(shape[dim], size)
+        if rest:
+            return None
+        for outer in sorted({1, each} | {k for k in range(2, each) if each % k == 0}, key=lambda k: (k != 1, -k)):
+            if trail.changed_by is None or _fits(trail.changed_by.expand(shape), dim, outer, size, owners):
+                return _axis(dim, outer, each // outer)
+    return None
+
+
+def _fits(changed_by: Tensor, dim: int, outer: int, size: int, owners: Sequence[int]) -> bool:
+    """Whether each sample's entries were changed with that sample alone."""
+    split = torch.unflatten(changed_by, dim, (outer, size, -1)).movedim(dim + 1, 0).reshape(size, -1)
+    foreign = ~torch.tensor(owners, dtype=torch.int32, device=split.device)
+    return not bool((split & foreign.unsqueeze(1)).any())
+
+
+def _axis(dim: int, outer: int, inner: int) -> SampleAxis:
+    """A dimension that counts more than samples may be longer in another batch."""
+    if outer == 1:
+        return SampleAxis(dim, 1, None if inner > 1 else 1)
+    return SampleAxis(dim, None, 1) if inner == 1 else SampleAxis(dim, outer, None)
+
+
+def alike(a: Tensor, b: Tensor, factor: float = 1.0) -> bool:
+    """Whether two tensors differ by no more than `factor` times the tolerance. Most are seen to at a glance."""
+    if a.shape != b.shape:
+        return False
+    if torch.equal(a, b) or not a.numel():
+        return True
+    if a.is_floating_point():
+        largest = float(a.abs().max())
+        if largest < _HUGE and float((a - b).abs().max()) <= tolerance(a.dtype) * factor * largest:
+            return True
+    return not bool(different(a, b, factor).any())
+
+
+def different(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+    """Where two tensors of one shape differ by more than `factor` times the tolerance."""
+    if not (a.is_floating_point() or a.is_complex()):
+        return a != b
+    same = (a == b) | (a.isnan() & b.isnan())
+    size = a.abs()
+    # What stands for minus infinity in a mask says nothing of how large the other numbers are.
+    largest = torch.where(size < _HUGE, size, 0.0).max() if size.numel() else size.sum()
+    allowed = tolerance(a.dtype) * factor * torch.maximum(largest, torch.where(size < torch.inf, size, 0.0))
+    return ~(same | ((a - b).abs() <= allowed))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    return TOLERANCE.get(real, 0.0)
+
+
+def _kept(leaf: Any) -> Any:
+    return Trail(leaf.detach().clone(), leaf.requires_grad) if isinstance(leaf, Tensor) else leaf

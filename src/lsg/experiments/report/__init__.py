@@ -1,6 +1,0 @@
-"""Output folders of training runs in, one self-contained HTML page out."""
-
-from lsg.experiments.report.page import render
-from lsg.experiments.report.runs import StoredRun, find_runs
-
-__all__ = ["StoredRun", "find_runs", "render"]

@@ -1,0 +1,64 @@
+"""The products behind every projected layer: a sample's gradients of both factors, on the kept entries only.
+
+With x (B, T, I) coming in and g (B, T, O) coming back, row factor A (O x r) and column factor C (r x I):
+
+    rows:     (x C^T)^T g   restricted to the kept entries of O
+    columns:  (g A)^T x     restricted to the kept entries of I
+
+The plain path is four batched products and two selections. On a CUDA device, where those read x and g from memory
+several times in thin slices, one Triton kernel does it all (`kernels.py`); the plain path is its reference.
+"""
+
+from torch import Tensor
+
+from lsg.kernels import factor_kernel as kernels
+from lsg.kernels.optional_triton import usable
+
+# One program handles one factor of one sample, so a batch has to fill the chip and a sample's tokens a tile.
+_FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 64, 8, 64
+
+
+def select(values: Tensor, kept: Tensor | None) -> Tensor:
+    """The kept entries along the last dimension."""
+    return values if kept is None else values.index_select(-1, kept)
+
+
+def factor_gradients(
+    x_BTI: Tensor,
+    g_BTO: Tensor,
+    row_factor: Tensor,
+    column_factor: Tensor,
+    rows: tuple[Tensor | None, Tensor | None],
+    columns: tuple[Tensor | None, Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """-> (B, r, kept rows) and (B, r, kept columns).
+
+    rows, columns: the indices of the kept entries, and where each entry goes among them, -1 where masked (None: all).
+    """
+    if _kernel_pays(x_BTI, row_factor):
+        x, g = x_BTI.contiguous(), g_BTO.contiguous()
+        sizes = [n if kept is None else kept.shape[0] for n, (kept, _) in ((g.shape[2], rows), (x.shape[2], columns))]
+        return kernels.factor_gradients(x, g, row_factor, column_factor, rows[1], columns[1], *sizes)
+    return plain_factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows[0], columns[0])
+
+
+def plain_factor_gradients(
+    x_BTI: Tensor,
+    g_BTO: Tensor,
+    row_factor: Tensor,
+    column_factor: Tensor,
+    rows_kept: Tensor | None,
+    columns_kept: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The same in plain PyTorch, in the inputs' precision."""
+    rows = select((x_BTI @ column_factor.mT).mT @ g_BTO, rows_kept)
+    return rows, select((g_BTO @ row_factor).mT @ x_BTI, columns_kept)
+
+
+def _kernel_pays(x_BTI: Tensor, row_factor: Tensor) -> bool:
+    return (
+        usable(x_BTI)
+        and x_BTI.shape[0] >= _FEWEST_SAMPLES
+        and x_BTI.shape[1] >= _FEWEST_TOKENS
+        and row_factor.shape[1] <= _LARGEST_RANK
+    )

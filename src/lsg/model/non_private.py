@@ -1,0 +1,59 @@
+"""What non-private training has in place of a recorder: the size of the last batch, and the same fast forward."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsg.model.recorder import batch_size
+from lsg.parameters.factored_calls import Calls
+from lsg.perf import PerfConfig
+from lsg.speed.fast_forward import FastForward
+from lsg.speed.graphs import CudaTape
+
+
+class PlainSlot:
+    """A parameter where a recording looks for a slot: what it computes is the parameter's own gradient."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.calls = Calls()  # never any
+
+    @property
+    def carriers(self) -> tuple[Tensor, ...]:
+        return (self.parameter,)
+
+    @property
+    def pending(self) -> bool:
+        return self.parameter.grad is not None
+
+    def apart(self) -> AbstractContextManager[tuple[Tensor, ...]]:
+        return nullcontext(self.carriers)
+
+
+class PlainModel:
+    """Attached to a model that is trained without privacy, until `detach`."""
+
+    def __init__(self, model: nn.Module, trained: Sequence[nn.Parameter], perf: PerfConfig) -> None:
+        self._size = 1
+        self._handle = model.register_forward_pre_hook(self._note, with_kwargs=True)
+        self.fast: FastForward | None = None
+        device = trained[0].device.type
+        if perf.fast(device):
+            tape = CudaTape() if perf.graphs(device) else None
+            self.fast = FastForward(model, [PlainSlot(p) for p in trained], compiled=perf.compiles, tape=tape)
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled():
+            self._size = batch_size((args, kwargs)) or 1
+
+    def size(self) -> int:
+        """How many samples the last forward had."""
+        return self._size
+
+    def detach(self) -> None:
+        self._handle.remove()
+        if self.fast is not None:
+            self.fast.remove()

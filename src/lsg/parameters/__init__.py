@@ -1,0 +1,1 @@
+"""The state of one trained parameter: its subspace, its carriers, its per-sample gradients."""

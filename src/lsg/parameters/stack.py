@@ -1,0 +1,107 @@
+"""Stacks: same-shaped projected weights, decomposed, masked and lifted together in batched kernels."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lsg.methods import Method
+from lsg.parameters.slot import Slot
+from lsg.subspace.decompose import decompose, gaussian
+from lsg.subspace.importance import column_importance, row_importance, spread_taps, top_indices, top_units
+from lsg.subspace.space import Kept, Subspace, lift, spread
+
+Units = tuple[Tensor, Tensor] | None
+
+
+class Stack:
+    """Projected slots of one shape, dtype, device and layout."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        assert slots[0].layout is not None
+        self.slots, self.layout = slots, slots[0].layout
+        self._factors: tuple[Tensor, Tensor]  # L (k, m, r) and R (k, r, n)
+        self._kept: tuple[Units, Units] = (None, None)  # indices and places (k, ...) on L's rows and on R's columns
+        self._lifted_sparsity = 0.0  # of a mask on the lifted gradient ("direct")
+
+    def refresh(self, method: Method, sparsity: float, generator: torch.Generator) -> None:
+        """Subspaces and masks of this step, from the weights alone."""
+        assert method.rank is not None
+        matrices = torch.stack([slot.value.flatten(1) for slot in self.slots]).to(self.slots[0].dtype)
+        left, right = decompose(matrices.mT if self.layout.transposed else matrices, method.rank, generator)
+        self._factors = left, right
+        if method.importance == "direct":
+            self._lifted_sparsity = sparsity
+        else:
+            self._kept = self._important(method, sparsity, matrices, generator)
+        kept_left, kept_right = (self._records(units) for units in self._kept)
+        parts = zip(self.slots, _apart(left), _apart(right), kept_left, kept_right, strict=True)
+        for slot, slot_left, slot_right, on_left, on_right in parts:
+            slot.subspace = Subspace(slot_left, slot_right, on_left, on_right, self.layout.transposed)
+
+    def _important(
+        self, method: Method, sparsity: float, matrices: Tensor, generator: torch.Generator
+    ) -> tuple[Units, Units]:
+        """The units that are kept, on L's rows and on R's columns."""
+        left, right = self._factors
+        taps = self.layout.taps
+        rows, columns = row_importance(matrices), column_importance(matrices, taps)
+        if method.importance == "factor":
+            factors = (right.mT, left.mT) if self.layout.transposed else (left, right)
+            rows, columns = row_importance(factors[0]), column_importance(factors[1], taps)
+        elif method.importance == "random":
+            rows, columns = (gaussian(tuple(score.shape), score, generator) for score in (rows, columns))
+        kept_rows = top_units(rows, sparsity)
+        kept_columns = spread_taps(top_units(columns, sparsity), taps)
+        return (kept_columns, kept_rows) if self.layout.transposed else (kept_rows, kept_columns)
+
+    def _records(self, units: Units) -> list[Kept | None]:
+        """One for each slot."""
+        if units is None:
+            return [None] * len(self.slots)
+        indices, place = units
+        return [Kept(i, p) for i, p in zip(_apart(indices), _apart(place.to(torch.int32)), strict=True)]
+
+    @property
+    def dimensions(self) -> int:
+        return sum(slot.dimensions for slot in self.slots)
+
+    def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
+        """This stack's share of a noisy sum -> each slot with the gradient of its weight."""
+        left, right = self._factors
+        vectors = vector.view(len(self.slots), -1).to(left.dtype)
+        (_, r, rows), (_, _, columns) = self.slots[0].shapes(1)
+        on_rows, on_columns = vectors.split([r * rows, r * columns], dim=1)
+        parts = on_rows.unflatten(1, (r, rows)), on_columns.unflatten(1, (r, columns))
+        on_left, on_right = reversed(parts) if self.layout.transposed else parts
+        left_kept, right_kept = (None if units is None else units[0].unsqueeze(1) for units in self._kept)
+        d_left = spread(on_left, left_kept, left.shape[1]).mT
+        d_right = spread(on_right, right_kept, right.shape[2])
+        lifted = lift(left, right, d_left, d_right, transposed=self.layout.transposed)
+        for slot, gradient in zip(self.slots, lifted.unbind(), strict=True):
+            whole = gradient.view(slot.value.shape)
+            yield slot, _largest_weights_alone(whole, slot, self._lifted_sparsity) if self._lifted_sparsity else whole
+
+
+def _largest_weights_alone(gradient: Tensor, slot: Slot, sparsity: float) -> Tensor:
+    """The lifted gradient where the weight, which no step has moved since the refresh, is large; zero elsewhere."""
+    kept = top_indices(slot.value.abs().flatten(), sparsity)
+    if kept is None:
+        return gradient
+    flat = gradient.flatten()
+    return torch.zeros_like(flat).index_copy(0, kept, flat[kept]).view_as(gradient)
+
+
+def _apart(stack: Tensor) -> list[Tensor]:
+    """The entries of a stack, each at a multiple of 16 bytes, which compiled code may take for granted."""
+    return [t if t.storage_offset() * t.element_size() % 16 == 0 else t.clone() for t in stack.unbind()]
+
+
+def make_stacks(slots: Iterable[Slot]) -> list[Stack]:
+    """Group projected slots by what lets them share kernels."""
+    groups: dict[tuple[object, ...], list[Slot]] = defaultdict(list)
+    for slot in slots:
+        if slot.layout is not None:
+            groups[(slot.layout, tuple(slot.value.shape), slot.parameter.dtype, slot.parameter.device)].append(slot)
+    return [Stack(group) for group in groups.values()]

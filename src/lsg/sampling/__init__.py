@@ -1,0 +1,1 @@
+"""Which records enter a step, and where its random numbers come from."""

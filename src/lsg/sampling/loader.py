@@ -1,0 +1,162 @@
+"""The private DataLoader: Poisson logical batches as physical micro-batches, with empty draws handled out of sight."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from lsg.errors import ConfigurationError
+from lsg.sampling.plan import LogicalBatches, SamplingPlan
+
+
+class LoaderEvents(Protocol):
+    """What the loader tells the optimizer. `epoch` is what `enter_epoch` gave: an epoch begun later ends it."""
+
+    def enter_epoch(self) -> int:
+        """A new epoch begins: what one left in the middle had summed up is dropped; none of it was released."""
+
+    @property
+    def done(self) -> tuple[int, int]:
+        """Of the epoch just entered: logical batches that had their step, micro-batches of the next. (0, 0) unless it
+        continues an epoch that another process began."""
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are over."""
+
+    def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
+        """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
+
+    def empty_step(self, epoch: int) -> None:
+        """A logical batch has no samples: take its (noisy, accounted) step now."""
+
+    def finish_epoch(self, epoch: int) -> None:
+        """The last micro-batch of the epoch has been handed out, and the loop came back for more."""
+
+    def leave_epoch(self, epoch: int) -> bool:
+        """No micro-batch is in flight any more: a step taken now is a step of its own. An epoch without any step does
+        not count. Returns whether it was the one under way."""
+
+
+class PrivateDataLoader(DataLoader[Any]):
+    """Iterates like any DataLoader over non-empty micro-batches, and keeps the optimizer's logical steps in line."""
+
+    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, events: LoaderEvents) -> None:
+        self._events = events
+        super().__init__(
+            source.dataset,
+            batch_sampler=sampler,
+            # For the seeds of workers. torch's default generator would do, but an epoch continued in its middle starts
+            # its workers again, which must not shift the model's dropout.
+            generator=torch.Generator(),
+            num_workers=source.num_workers,
+            collate_fn=source.collate_fn,
+            pin_memory=source.pin_memory,
+            timeout=source.timeout,
+            worker_init_fn=source.worker_init_fn,
+            multiprocessing_context=source.multiprocessing_context,
+            prefetch_factor=source.prefetch_factor,
+            persistent_workers=source.persistent_workers,
+            pin_memory_device=source.pin_memory_device,
+        )
+        self.logical = sampler
+
+    @property
+    def sample_rate(self) -> float:
+        return self.logical.plan.sample_rate
+
+    def steps(self, epochs: int) -> int:
+        """Logical steps in that many epochs: what a learning-rate schedule wants to know. Where the records are not a
+        multiple of the batch size epochs differ by a step, and `len` is that of the first."""
+        return self.logical.plan.steps(epochs)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done. The next loop over the loader is epoch number `epoch`, counted from 0, or what is left of it."""
+        return self._events.epochs_done
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        epoch = self._events.enter_epoch()
+        self.logical.epoch_number = self._events.epochs_done
+        plan = self.logical.draw_epoch(*self._events.done)
+        self.generator.manual_seed(self.logical.epoch_seed())
+        with self.logical.handed_out():
+            batches = super().__iter__()
+        try:
+            for logical in plan:
+                if not logical:
+                    self._events.empty_step(epoch)
+                for number, records in enumerate(logical, start=1):
+                    batch = next(batches)
+                    self._events.begin_micro_batch(epoch, size=len(records), last=number == len(logical))
+                    yield batch
+            self._events.finish_epoch(epoch)
+        finally:
+            if self._events.leave_epoch(epoch):
+                self.logical.epoch_number = self._events.epochs_done
+
+
+def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
+    """The plan behind a user's loader; refuses sampling that cannot be replaced without changing its meaning."""
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"data_loader's data set ({type(dataset).__name__}) has no length: Poisson sampling needs to know and to "
+            "reach every record; use a map-style data set"
+        )
+    if isinstance(loader, PrivateDataLoader):
+        return SamplingPlan(loader.logical.plan.records, loader.logical.plan.batch_size, poisson)
+    sampler, batch_size = loader.sampler, loader.batch_size
+    if batch_size is None:
+        if type(loader.batch_sampler) is BatchSampler:
+            sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        elif loader.batch_sampler is not None:
+            raise _not_poisson(loader.batch_sampler)
+        else:
+            raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
+    replaceable = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
+    )
+    if not replaceable:
+        raise _not_poisson(sampler)
+    return SamplingPlan(len(dataset), batch_size, poisson)
+
+
+def _not_poisson(sampler: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"data_loader samples with {type(sampler).__name__}, which is not Poisson sampling: epsilon would not hold. "
+        "Use DataLoader(dataset, batch_size=...) without a sampler of its own; lsg samples for it"
+    )
+
+
+def known_lengths(dataset: Any) -> Tensor | None:
+    """Lengths of the records where the data set tells them, a number each: an attribute `lengths`, or a column
+    `length`."""
+    lengths = getattr(dataset, "lengths", None)
+    if lengths is None and "length" in (getattr(dataset, "column_names", None) or ()):
+        lengths = dataset["length"]
+    try:
+        numbers = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):  # there are none, or the name means something else there
+        return None
+    return numbers if numbers.shape == (len(dataset),) else None
+
+
+def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:
+    """The generator that the user gave the loader, as in Opacus."""
+    if isinstance(loader, PrivateDataLoader):  # has the generator of the engine that made it
+        return None
+    generator = loader.generator
+    if generator is None:
+        generator = getattr(loader.sampler, "generator", None)
+    return generator

@@ -1,0 +1,170 @@
+"""Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Sampler
+
+from lsg.errors import ConfigurationError, PrivacyError
+from lsg.perf import grid_size
+from lsg.sampling.random_sources import NoiseSource
+
+Micro = list[int]
+Logical = list[Micro]  # no micro-batches: an empty draw
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How records enter steps.
+
+    poisson=True: each record enters each step independently with probability `sample_rate`; an epoch is the expected
+        1 / sample_rate steps.
+    poisson=False: each epoch cuts a random order of the records into batches, so that a record enters exactly one step
+        of an epoch. That step is then accounted with rate 1 (see `accounted`): no amplification is claimed.
+    """
+
+    records: int
+    batch_size: int
+    poisson: bool = True
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise ConfigurationError("the data set is empty")
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size={self.batch_size} must be at least 1")
+
+    @property
+    def sample_rate(self) -> float:
+        return min(1.0, self.batch_size / self.records)
+
+    @property
+    def expected_batch_size(self) -> int:
+        return min(self.batch_size, self.records)
+
+    def first_step(self, epoch: int) -> int:
+        """Steps before this epoch. N / B need not be whole: epochs are rounded so that their sum stays right."""
+        if self.poisson:
+            return round(epoch / self.sample_rate)
+        return epoch * -(-self.records // self.expected_batch_size)
+
+    def steps(self, epochs: int) -> int:
+        """Logical steps in that many epochs, at least one."""
+        return max(1, self.first_step(epochs))
+
+    def accounted(self, epochs: int) -> tuple[float, int]:
+        """(sample rate, number of mechanisms) that the accountant is to compose for that many epochs."""
+        return (self.sample_rate, self.steps(epochs)) if self.poisson else (1.0, epochs)
+
+
+class LogicalBatches(Sampler[Micro]):
+    """A batch sampler for DataLoader: yields the micro-batches of an epoch; `epoch` holds them by logical step."""
+
+    def __init__(
+        self,
+        plan: SamplingPlan,
+        source: NoiseSource,
+        max_physical_batch_size: int | None = None,
+        lengths: Sequence[int] | torch.Tensor | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
+        if max_physical_batch_size is not None and not whole:
+            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
+        if lengths is not None and len(lengths) != plan.records:
+            raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
+        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
+        self.lengths = None if lengths is None else torch.as_tensor(lengths)
+        self.max_tokens = None if lengths is None else max_tokens
+        self.epoch_number = 0
+        self.epoch: list[Logical] = []
+        self._open = False
+        self._before_draw: torch.Tensor | None = None  # the source's state before the epoch was drawn, if it has any
+
+    def draw_epoch(self, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
+        """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end.
+
+        An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
+        """
+        self._before_draw = self.source.state()
+        count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
+        self.epoch_number += 1
+        self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
+        if micro_done:
+            self.epoch[0] = self.epoch[0][micro_done:]
+        return self.epoch
+
+    def epoch_seed(self) -> int:
+        """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
+        if self._before_draw is None:
+            return secrets.randbits(63)
+        return int.from_bytes(hashlib.sha256(self._before_draw.numpy().tobytes()).digest()[:8], "big") >> 1
+
+    def state_after(self, epochs: int) -> torch.Tensor | None:
+        """The source's state after so many whole epochs: as it is, or as it was before the epoch under way."""
+        if epochs == self.epoch_number:
+            return self.source.state()
+        assert epochs == self.epoch_number - 1
+        return self._before_draw
+
+    def load_state(self, epochs: int, state: torch.Tensor | None) -> None:
+        """Go on after so many whole epochs."""
+        self.epoch_number, self.epoch, self._before_draw = epochs, [], None
+        self.source.load_state(state)
+
+    @contextmanager
+    def handed_out(self) -> Iterator[None]:
+        """While lsg's loader asks for the micro-batches of the epoch drawn last, as often as it likes."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def __iter__(self) -> Iterator[Micro]:
+        if not self._open:
+            raise PrivacyError(
+                "this batch sampler serves the loader that make_private returned and no other: the steps of another "
+                "one's batches could not be accounted for. Iterate over that loader itself: with Accelerate prepare "
+                "the model alone, and give make_private max_physical_batch_size in place of a BatchMemoryManager"
+            )
+        return iter([micro for logical in self.epoch for micro in logical])
+
+    def __len__(self) -> int:
+        """Logical steps in an epoch, as expected."""
+        return self.plan.steps(1)
+
+    def _draw(self, count: int) -> list[torch.Tensor]:
+        records, rate = self.plan.records, self.plan.sample_rate
+        if not self.plan.poisson:
+            return list(self.source.permutation(records).split(self.plan.expected_batch_size))
+        return [(self.source.uniform(records) < rate).nonzero().flatten() for _ in range(count)]
+
+    def _split(self, members: torch.Tensor) -> Logical:
+        """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
+        if len(members) == 0:
+            return []
+        most = self.max_size or len(members)
+        sizes: int | list[int] = most
+        if self.lengths is not None:
+            by_tokens = self.max_tokens is not None
+            members = members[self.lengths[members].argsort(stable=True, descending=by_tokens)]
+            sizes = self._sizes(self.lengths[members].tolist(), most) if by_tokens else most
+        return [micro.tolist() for micro in members.split(sizes)]
+
+    def _sizes(self, lengths: list[int], most: int) -> list[int]:
+        """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.
+
+        All but the last have sizes that need no padding, so that few shapes come up.
+        """
+        assert self.max_tokens is not None
+        sizes: list[int] = []
+        start = 0
+        while start < len(lengths):
+            fitting = max(1, min(most, self.max_tokens // max(1, lengths[start])))
+            sizes.append(min(grid_size(fitting), len(lengths) - start))
+            start += sizes[-1]
+        return sizes

@@ -1,0 +1,1 @@
+"""One logical step: clip, sum, add noise, lift, update."""

@@ -1,0 +1,112 @@
+"""What continues a run bit by bit, beside the weights and the optimizer's state: taken out, checked, put back.
+
+A state is made of plain tensors, numbers, strings, lists and dicts. It holds the random streams of the run (but for
+secure ones, which have nothing to hold) and sums without noise, so keep it as secret as the data.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lsg.accounting.step_accounting import StepAccounting
+from lsg.errors import ConfigurationError
+from lsg.methods import Method
+from lsg.sampling.plan import LogicalBatches
+from lsg.sampling.random_sources import TorchNoise
+from lsg.step.gradients import PrivateGradients
+from lsg.step.optimizer import PrivateOptimizer, Progress
+
+VERSION = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `make_private` put together. `plan`: what a continuation must agree with, by the names users know."""
+
+    module: nn.Module
+    optimizer: PrivateOptimizer
+    sampler: LogicalBatches
+    step_accounting: StepAccounting
+    plan: dict[str, Any]
+
+    def state_dict(self) -> dict[str, Any]:
+        progress = self.optimizer.progress()
+        private = self._private()
+        return {
+            "version": VERSION,
+            "plan": dict(self.plan),
+            "books": self.step_accounting.state_dict(),
+            "progress": {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)},
+            "sampling": self.sampler.state_after(progress.epochs),
+            "projection": private and private.recorder.state_dict(),
+            "noise": private and private.noise.state(),
+            "noise_multiplier": self.optimizer.noise_multiplier,
+            "max_grad_norm": private and private.clipper.max_grad_norm,
+            "random": self._random_states(),
+        }
+
+    def check(self, state: Any) -> None:
+        """Refuse, by name, a state that does not continue this run. Nothing is changed."""
+        self.optimizer.check_idle()
+        known = {*_KEYS, "version"}
+        if not isinstance(state, Mapping) or set(state) != known or state["version"] != VERSION:
+            raise ConfigurationError(
+                f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
+            )
+        for name, own in self.plan.items():
+            saved = state["plan"].get(name)
+            if saved != (list(own) if isinstance(own, tuple) else own):
+                raise ConfigurationError(
+                    f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
+                    "make_private must get what it got when that run began"
+                )
+        self.step_accounting.check(state["books"])
+        self.sampler.source.check_state("sampling", state["sampling"])
+        private = self._private()
+        if private is not None:
+            TorchNoise(private.recorder.generator).check_state("projection", state["projection"]["generator"])
+            private.noise.check_state("noise", state["noise"])
+
+    def load_state_dict(self, state: Any, *, replay: bool) -> None:
+        self.check(state)
+        progress = Progress(**state["progress"])
+        self.sampler.load_state(progress.epochs, state["sampling"])
+        self.optimizer.noise_multiplier = state["noise_multiplier"]
+        private = self._private()
+        if private is not None:
+            private.recorder.load_state_dict(state["projection"])
+            private.noise.load_state(state["noise"])
+            self.optimizer.max_grad_norm = state["max_grad_norm"]
+        if not self.step_accounting.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
+            # Lost steps were charged as what they are: noise of their own on samples of their own.
+            progress = replace(progress, micro=0, partial_sum=None)
+            for source in (self.sampler.source, *([private.noise] if private else [])):
+                source.renew()
+        self.optimizer.resume(progress)
+        for device, random_state in state["random"].items():
+            if device == "cpu":
+                torch.set_rng_state(random_state)
+            elif torch.cuda.is_available():
+                torch.cuda.set_rng_state(random_state, device)
+
+    def _random_states(self) -> dict[str, Tensor]:
+        """torch's default generators (dropout) of the processor and of the devices that the model is on."""
+        devices = {tensor.device for tensor in self.module.parameters() if tensor.device.type == "cuda"}
+        return {"cpu": torch.get_rng_state(), **{str(device): torch.cuda.get_rng_state(device) for device in devices}}
+
+    def _private(self) -> PrivateGradients | None:
+        gradients = self.optimizer.gradients
+        return gradients if isinstance(gradients, PrivateGradients) else None
+
+
+_KEYS = ("plan", "books", "progress", "sampling", "projection", "noise", "noise_multiplier", "max_grad_norm", "random")
+
+
+def describe(method: Method) -> str:
+    """A method in words that are the same in another process: objects without a repr of their own show an address."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(method))

@@ -1,0 +1,1 @@
+"""`lsg train`: a configuration in, a run's folder out."""

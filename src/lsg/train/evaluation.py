@@ -1,0 +1,55 @@
+"""A model and encoded data in, accuracy on each part of it out."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.tasks.encoded import Batch, Encoded, EncodedImages, batches_in_order
+from lsg.train.precision import autocast
+
+_BATCH, _IMAGES_ON_GPU = 512, 2048  # a GPU waits for the CPU with fewer
+
+
+class Classifier:
+    """How a model is called on a batch, for training (`loss`) and for scores, in the run's precision."""
+
+    def __init__(self, precision: str, device: torch.device) -> None:
+        self._precision, self._device = precision, device
+
+    def logits(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(logits in float32, labels)"""
+        with autocast(self._precision, self._device):
+            if isinstance(batch, dict):
+                inputs = {key: value for key, value in batch.items() if key != "labels"}
+                return model(**inputs).logits.float(), batch["labels"]
+            images, labels = batch
+            return model(images).float(), labels
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(*self.logits(model, batch))
+
+    def scores(self, model: nn.Module, parts: dict[str, Encoded]) -> dict[str, float]:
+        """Accuracy on each part. Call it in eval mode without gradients."""
+        right = [self._right(model, data) for data in parts.values()]
+        return {name: int(count) / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
+
+    def _right(self, model: nn.Module, data: Encoded) -> Tensor:
+        """How many are classified right, still on the device."""
+        total = torch.zeros((), dtype=torch.long, device=self._device)
+        size = _IMAGES_ON_GPU if isinstance(data, EncodedImages) and total.is_cuda else _BATCH
+        for batch in batches_in_order(data, size):
+            logits, labels = self.logits(model, batch)
+            total += (logits.argmax(dim=1) == labels).sum()
+        return total
+
+
+class Evaluation:
+    """The score after an epoch: the mean over parts. `scores` keeps the last one part by part."""
+
+    def __init__(self, classifier: Classifier, parts: dict[str, Encoded]) -> None:
+        self._classifier, self._parts = classifier, parts
+        self.scores: dict[str, float] = {}
+
+    def __call__(self, model: nn.Module) -> float:
+        self.scores = self._classifier.scores(model, self._parts)
+        return sum(self.scores.values()) / len(self.scores)

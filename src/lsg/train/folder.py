@@ -1,0 +1,147 @@
+"""The output folder of a run: every file is written whole or not at all, and one process at a time works in it.
+
+Nothing is removed before what takes its place is known to be good. Files that hold the seed, random states or losses
+can be read by their owner alone.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
+from lsg.files.strict_json import loads
+from lsg.train.config import RunConfig, option
+from lsg.train.config_file import read_settings, to_toml
+from lsg.train.lock import exclusive
+
+LOCK = "lock"  # there while a process works in the folder, or after one was killed
+SECRET = (
+    "SECRET where the data are: this file holds the seed. Whoever knows it can compute the noise and take it off. "
+    "Release model/ and privacy.json alone."
+)
+
+
+class RunFolder:
+    """One run's files. `checkpoint` (a file) and `tensorboard` (a folder) are written by others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.tensorboard = path / "tensorboard"
+        self._was_there = False
+
+    @contextlib.contextmanager
+    def held(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
+        """Keeps all other processes out, from `check` to the end. An empty folder that was made for it is removed."""
+        self.check(config, resume=resume)
+        made = not self.path.exists()
+        with errors_naming(self.path):
+            self.path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+        try:
+            with exclusive(self.path / LOCK, f"--output {self.path}"):
+                self.check(config, resume=resume)  # again: another process may have been here meanwhile
+                yield
+        finally:
+            if made:
+                with contextlib.suppress(OSError):  # it is not empty
+                    self.path.rmdir()
+
+    def check(self, config: RunConfig, *, resume: bool) -> None:
+        """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise ConfigurationError(f"--output {self.path}: {existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"--output {self.path}: cannot write into {existing}")
+        if not self.path.exists() or all(map(_is_nothing, self.path.iterdir())):
+            return
+        if not (self.path / "config.toml").is_file():
+            raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no run of lsg train")
+        if not resume:
+            raise ConfigurationError(
+                f"--output {self.path} holds a run already: go on with it by --resume, or choose another folder"
+            )
+        self._check_same(config)
+        self._was_there = True
+
+    def _check_same(self, config: RunConfig) -> None:
+        begun, wanted = read_settings(self.path / "config.toml"), config.to_dict()
+        differing = [key for key in sorted(begun.keys() | wanted.keys()) if begun.get(key) != wanted.get(key)]
+        if differing:
+            told = ", ".join(f"{option(key)} {begun.get(key)} (now {wanted.get(key)})" for key in differing)
+            raise ConfigurationError(f"--resume: the run in {self.path} was begun with {told}")
+
+    def create(self, config: RunConfig) -> None:
+        """Write what the run is begun with, unless it is there already. Needs the folder to be `held`."""
+        if not self._was_there:
+            write_atomic(self.path / "config.toml", f"# {SECRET}\n{to_toml(config.to_dict())}", secret=True)
+
+    def abandon(self) -> None:
+        """Remove a run that has only begun, unless it was there before."""
+        if self._was_there:
+            return
+        for name in ("config.toml", "metrics.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.tensorboard, ignore_errors=True)
+
+    def result(self) -> dict[str, Any] | None:
+        """What a complete run left, None of one that is not complete."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            return None
+        try:
+            found = loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it holds no result of a run")
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from None
+        return found
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        write_atomic(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows), secret=True)
+
+    def write_privacy(self, statement: dict[str, Any]) -> None:
+        """The one file beside the model that is made to be released."""
+        write_atomic(self.path / "privacy.json", _json(statement, indent=2) + "\n")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_atomic(self.path / "result.json", _json({"secret": SECRET} | result, indent=2) + "\n", secret=True)
+
+    def write_model(self, save: Callable[[Path], None]) -> None:
+        """save: writes into a folder that it makes itself."""
+        target, partial = self.path / "model", self.path / ("model" + UNFINISHED)
+        earlier = self.path / ("model.earlier" + UNFINISHED)
+        with errors_naming(target):
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                save(partial)
+                sync_tree(partial)
+                if target.exists():
+                    shutil.rmtree(earlier, ignore_errors=True)
+                    target.replace(earlier)
+                partial.replace(target)
+                sync_folder(self.path)
+                shutil.rmtree(earlier, ignore_errors=True)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+
+    def drop_checkpoint(self) -> None:
+        """Once the model and a result that can be read are there: until then the checkpoint is all there is."""
+        if (self.path / "model").is_dir() and self.result() is not None:
+            shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
+
+
+def _is_nothing(entry: Path) -> bool:
+    """What a process that was killed may leave in a folder without having begun a run."""
+    return entry.name == LOCK or entry.name.endswith(UNFINISHED)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)

@@ -1,0 +1,48 @@
+"""One process at a time: the path of a lock file in, a block that no other process is in at the same time."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lsg.errors import ConfigurationError
+from lsg.files.atomic import OWNER_ONLY, errors_naming
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a run folder has no lock
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, what: str) -> Iterator[None]:
+    """Refuses with `what` in one line if another process is inside. The system frees the lock of one that dies."""
+    with errors_naming(path):
+        file = _locked(path, what)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the lock is freed: see _locked
+        os.close(file)
+
+
+def _locked(path: Path, what: str) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, OWNER_ONLY)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever had the lock until now may have removed the file: then this lock is one of nothing.
+            if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+                os.truncate(file, 0)
+                os.write(file, f"{os.getpid()}\n".encode())
+                return file
+        except BlockingIOError:
+            owner = os.pread(file, 20, 0).decode(errors="replace").strip()
+            os.close(file)
+            who = f"process {owner}" if owner.isdecimal() else "another process"
+            raise ConfigurationError(f"{what}: {who} is at work there; wait until it ends") from None
+        except OSError:
+            os.close(file)
+            raise
+        os.close(file)

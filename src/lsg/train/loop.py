@@ -1,0 +1,170 @@
+"""One plain training loop: a model, optimizer and loader made private by an engine in, one record per epoch out.
+
+It prints nothing and knows no data set; `on_step` and `on_epoch` are where a progress bar or a logger listens.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lsg.engine import PrivacyEngine
+from lsg.errors import ConfigurationError
+from lsg.model.recorder import batch_size
+from lsg.sampling.loader import PrivateDataLoader
+from lsg.step.optimizer import PrivateOptimizer
+from lsg.step.out_of_memory import BackwardInPieces, Loss
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is known after an epoch.
+
+    steps: logical steps with samples, from the start of training to here. An empty draw counts for epsilon alone.
+    epsilon: spent from the start of training to here; infinite without noise.
+    loss: mean over the samples that the epoch drew, NaN if it drew none. It is computed from the training data without
+        noise, so it is not private: look at it, do not publish it with the model.
+    score: what `evaluate` returned, or None without it.
+    seconds: spent in training steps; neither evaluation nor accounting counts.
+    samples: that the epoch drew. lr: the learning rate of the epoch's last step.
+    """
+
+    number: int
+    steps: int
+    epsilon: float
+    loss: float
+    score: float | None
+    seconds: float
+    samples: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a loop stands, for going on later: whole epochs, all steps, and what the epoch in progress has summed up.
+
+    Plain numbers, which a JSON file keeps exactly. What else a continuation needs is the engine's state.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    lr: float = 0.0
+
+
+def classification_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Mean cross entropy of a batch (inputs, labels)."""
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels)
+
+
+def train(
+    model: nn.Module,
+    optimizer: PrivateOptimizer,
+    loader: PrivateDataLoader,
+    engine: PrivacyEngine,
+    *,
+    epochs: int,
+    delta: float,
+    loss: Loss = classification_loss,
+    evaluate: Callable[[nn.Module], float] | None = None,
+    on_step: Callable[[int], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    start: Progress | None = None,
+    save: Callable[[Progress], None] | None = None,
+    save_every: int = 0,
+) -> list[Epoch]:
+    """Train until `epochs` epochs are done; returns the records of those trained here, oldest first.
+
+    A micro-batch that does not fit into memory is tried again in smaller pieces (`lsg.step.out_of_memory`).
+    loss: (model, batch) -> the mean loss of a batch, as `loss_reduction="mean"` of the engine expects.
+    evaluate: called after each epoch with the model in eval mode and gradients off.
+    on_step: called after each logical step that had samples, with their number so far.
+    start: where to go on; the engine's state must be the one of that moment.
+    save: called after each epoch, and within one after every `save_every` steps (0: never), with where the loop stands.
+    """
+    if epochs < 1:
+        raise ConfigurationError(f"epochs={epochs} must be at least 1")
+    history: list[Epoch] = []
+    now = start or Progress()
+    backward = BackwardInPieces(model, optimizer, loss)
+    while now.epochs < epochs:
+        end = _rest_of_epoch(
+            model, optimizer, loader, now, backward=backward, on_step=on_step, save=save, save_every=save_every
+        )
+        epoch = Epoch(
+            number=end.epochs + 1,
+            steps=end.steps,
+            epsilon=engine.get_epsilon(delta),
+            loss=end.loss / end.samples if end.samples else math.nan,
+            score=None if evaluate is None else _evaluated(model, evaluate),
+            seconds=end.seconds,
+            samples=end.samples,
+            lr=end.lr,
+        )
+        history.append(epoch)
+        if on_epoch is not None:
+            on_epoch(epoch)
+        now = Progress(end.epochs + 1, end.steps, lr=end.lr)
+        if save is not None:
+            save(now)
+    return history
+
+
+def _rest_of_epoch(
+    model: nn.Module,
+    optimizer: PrivateOptimizer,
+    loader: PrivateDataLoader,
+    now: Progress,
+    *,
+    backward: BackwardInPieces,
+    on_step: Callable[[int], None] | None,
+    save: Callable[[Progress], None] | None,
+    save_every: int,
+) -> Progress:
+    """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete."""
+    model.train()
+    steps, samples, lr = now.steps, now.samples, now.lr
+    total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
+    started = time.perf_counter() - now.seconds
+    for batch in loader:
+        value = backward(batch)
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+        size = batch_size(batch) or 0
+        total = total + value.double() * size
+        samples += size
+        if optimizer.stepped:
+            steps += 1
+            if on_step is not None:
+                on_step(steps)
+            if save is not None and save_every and steps % save_every == 0:
+                so_far = float(total)  # waits for the device
+                seconds = time.perf_counter() - started
+                save(Progress(now.epochs, steps, so_far, samples, seconds, lr))
+                started = time.perf_counter() - seconds  # saving is not training
+    whole = float(total)  # waits for the device
+    return Progress(now.epochs, steps, whole, samples, time.perf_counter() - started, lr)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """Share of the inputs whose largest logit is their label's."""
+    return (model(inputs).argmax(dim=1) == labels).double().mean().item()
+
+
+def _evaluated(model: nn.Module, evaluate: Callable[[nn.Module], float]) -> float:
+    model.eval()
+    try:
+        with torch.no_grad():
+            return evaluate(model)
+    finally:
+        model.train()

@@ -1,0 +1,153 @@
+"""The privacy statement of a run: what a release of its model may claim, in numbers and in words."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.accounting.rounding import epsilon_text
+from lsg.train.config import RunConfig
+
+_NEIGHBOURS = "add or remove one record"
+_CLIPPING = {
+    "flat": "one L2 norm over all trained parameters",
+    "per_layer": "one L2 norm a parameter, thresholds whose squares add up to the square of max_grad_norm",
+    "automatic": "every sample scaled to the same L2 norm over all trained parameters",
+}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run did, as its engine counted it."""
+
+    epsilon: float
+    noise_multiplier: float
+    sample_rate: float
+    expected_batch_size: int
+    steps: int
+    records: int
+    noise_dimensions: int
+    trained_parameters: int
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a release tells of the data and the model. Never a path, and nothing computed from records.
+
+    used: which part of the data was trained on; "" for all. image_size: (channels, height, width); None of texts.
+    """
+
+    data: str
+    model: str
+    used: str
+    classes: int
+    image_size: tuple[int, int, int] | None = None
+    pairs: bool = False
+
+
+def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, versions: dict[str, Any]) -> dict[str, Any]:
+    """What goes into privacy.json. It is made to be published: no seed, no path, no name of a person or machine."""
+    private = math.isfinite(spent.epsilon)
+    return {
+        "statement": _statement(config, spent, facts) if private else _no_statement(config),
+        "epsilon": spent.epsilon if private else None,
+        "delta": config.delta if private else None,
+        "neighbouring_relation": _NEIGHBOURS,
+        "accountant": config.accountant,
+        "noise_multiplier": spent.noise_multiplier,
+        "sampling": "Poisson: each record enters each step independently with probability sample_rate",
+        "sample_rate": spent.sample_rate,
+        "expected_batch_size": spent.expected_batch_size,
+        "steps": spent.steps,
+        "records": spent.records,
+        "clipping": config.clipping if config.method != "non-private" else None,
+        "clipping_meaning": _CLIPPING[config.clipping] if config.method != "non-private" else None,
+        "max_grad_norm": config.max_grad_norm if config.method != "non-private" else None,
+        "method": str(config.make_method()),
+        "noise_dimensions": spent.noise_dimensions,
+        "trained_parameters": spent.trained_parameters,
+        "task": config.task,
+        "model": facts.model,
+        "data": facts.data,
+        "trained_part": facts.used or "all of the training data",
+        "public_by_assumption": _public(spent, facts) if private else [],
+        "caveats": _caveats(config) if private else [],
+        "versions": versions,
+    }
+
+
+def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
+    epsilon = epsilon_text(spent.epsilon)
+    times = f"{math.exp(float(epsilon)):.3g} times" if float(epsilon) < math.log(1000) else f"e^{epsilon} times"
+    return (
+        f"This model was trained on {spent.records:,} records with ({epsilon}, {config.delta:g})-"
+        "differential privacy. One record is one training example, and the guarantee is about adding it to the data or "
+        "removing it: whatever somebody computes from the released weights, its probability with the record in the "
+        f"data is at most {times} its probability without it, and the other way round, but for events of total "
+        f"probability {config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
+        f"{spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} records "
+        f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
+        f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
+        f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
+        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
+        + (f"Trained on: {facts.used}. So one record more or less moves no other. " if facts.used else "")
+        + "The number of records, and the rest of public_by_assumption, counts as known to everybody."
+    )
+
+
+def _no_statement(config: RunConfig) -> str:
+    return (
+        f"This model has no privacy guarantee: it was trained with --method {config.method} without noise. Treat its "
+        "weights as you would treat the training data themselves."
+    )
+
+
+def _public(spent: Spent, facts: DataFacts) -> list[str]:
+    """What was read off the data without noise, and is taken to be known to everybody."""
+    public = [
+        f"The number of training records, {spent.records:,}: the rate of sampling, the number of steps and the noise "
+        "follow from it.",
+        f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer and "
+        "stand in its files. A record with a label that no other has would change them.",
+        "The weights that training began with: they must not have been made from these records.",
+    ]
+    if facts.image_size is not None:
+        channels, height, width = facts.image_size
+        public.append(
+            f"The size of the images, {height} x {width} in {channels} channels: the model's shape may follow from it. "
+            "Brightness is normalised by constants, not by the data."
+        )
+        return public
+    return [
+        *public,
+        f"The form of the records: their columns, and {'two texts' if facts.pairs else 'one text'} in each.",
+        "The lengths of the texts in tokens: they decide how records are grouped and padded while computing. Neither "
+        "changes what is computed. The vocabulary comes with the model, not from the data.",
+    ]
+
+
+def _caveats(config: RunConfig) -> list[str]:
+    """What the numbers do not cover."""
+    caveats = [
+        "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
+        "at other runs on the same data, each of those runs spent privacy too, and that is not counted here.",
+        "All random numbers follow from one seed, so that the run can be repeated. Whoever knows or guesses it can "
+        "compute the noise and take it off again. config.toml and result.json hold it: do not release them where the "
+        "data are secret, and do not choose the seed by hand then (without --seed, lsg train draws a secret one). The "
+        "generators are torch's own, which are not cryptographic.",
+        "The training loss in metrics.jsonl and tensorboard/ was computed from the training data without noise. It is "
+        "not private and must not be released with the model.",
+        "A folder checkpoint/, if one is left, holds the random streams and the optimizer's state: do not release it.",
+        "A record is one row of the training data. A person who contributed several rows is protected less, in "
+        "proportion to their number.",
+    ]
+    if config.validation:
+        caveats.append(
+            f"The score was computed on about {100 * config.validation:g} % of the training data, which were held out, "
+            "without noise. "
+            "The guarantee does not cover those records."
+        )
+    else:
+        caveats.append(
+            "The scores were computed on the evaluation data without noise. The guarantee does not cover those records."
+        )
+    return caveats

@@ -1,0 +1,191 @@
+"""`lsg demo`: what it writes and prints, that a seed repeats it, and how it answers bad options."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lsg import DPSGD, LSG, NonPrivate, __version__
+from lsg.cli import app
+from lsg.report.figures import save_accuracy_figure
+from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, digits
+from lsg.train.digits import Settings, train_digits
+from lsg.train.provenance import provenance
+
+
+def lsg(*arguments: str) -> Any:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+
+
+def results(folder: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads((folder / "results.json").read_text(), parse_constant=refuse)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One short run of two methods, shared by the tests that only look at it."""
+    folder = tmp_path_factory.mktemp("demo") / "deep" / "folder"
+    answer = lsg("demo", "--epochs", "2", "--methods", "lsg,non-private", "--seed", "3", "--output", str(folder))
+    assert answer.exit_code == 0, answer.output
+    (folder / "stdout").write_text(answer.stdout)
+    return folder
+
+
+def test_results_hold_settings_provenance_and_one_record_an_epoch(folder: Path) -> None:
+    found = results(folder)
+    assert found["seed"] == 3 and found["settings"]["epochs"] == 2 and found["settings"]["epsilon"] == 3.0
+    assert found["versions"]["lsg"] == __version__ and found["versions"]["torch"] == torch.__version__
+    assert {"command", "commit", "hardware", "time_utc"} <= found.keys()
+    assert found["hardware"]["torch_threads"] == 1  # as it was during training
+    private, plain = found["methods"]["LSG(r=8, p=0.5)"], found["methods"]["NonPrivate"]
+    assert len(private["epochs"]) == len(plain["epochs"]) == 2
+    assert 0 < private["epochs"][0]["epsilon"] < private["epsilon"] <= 3.0
+    assert private["epsilon"] > 2.9
+    assert private["noise_multiplier"] > 0 and plain["noise_multiplier"] == 0
+    assert private["noise_dimensions"] > 0 and plain["noise_dimensions"] == 0
+    assert plain["epsilon"] is None  # infinite
+    for method in (private, plain):
+        assert method["test_accuracy"] == method["epochs"][-1]["score"]
+        assert 0 <= method["test_accuracy"] <= 1
+        assert method["test_accuracy"] * TEST_IMAGES == pytest.approx(round(method["test_accuracy"] * TEST_IMAGES))
+
+
+def test_the_table_shows_what_the_results_say(folder: Path) -> None:
+    printed = (folder / "stdout").read_text()
+    for label, method in results(folder)["methods"].items():
+        row = next(line for line in printed.splitlines() if line.startswith("│") and label in line)
+        assert f"{100 * method['test_accuracy']:.1f} ±" in row
+        assert ("∞" if method["epsilon"] is None else "3.00") in row
+    assert "not private" in printed
+
+
+def test_the_figure_is_a_picture(folder: Path) -> None:
+    height, width = matplotlib.image.imread(folder / "figure.png").shape[:2]
+    assert width > height > 500
+
+
+def test_a_seed_repeats_the_run_and_another_does_not() -> None:
+    def run(seed: int) -> list[tuple[float, float | None]]:
+        settings = Settings(epochs=2, batch_size=128, seed=seed)
+        return [(epoch.loss, epoch.score) for epoch in train_digits(LSG(), settings).history]
+
+    first = run(0)
+    assert run(0) == first
+    assert run(1) != first
+
+
+def test_dpsgd_noises_more_numbers_than_lsg_with_the_same_noise_multiplier() -> None:
+    settings = Settings(epochs=1)
+    dense, low_rank = train_digits(DPSGD(), settings), train_digits(LSG(), settings)
+    assert dense.noise_dimensions > 10 * low_rank.noise_dimensions
+    assert dense.noise_multiplier == low_rank.noise_multiplier
+
+
+def test_a_few_epochs_without_privacy_learn_the_digits() -> None:
+    assert train_digits(NonPrivate(), Settings(epochs=5, batch_size=128)).accuracy > 0.8
+
+
+def test_the_split_is_stratified_and_fixed() -> None:
+    data = digits()
+    assert data.train_images.shape == (TRAIN_IMAGES, 1, 8, 8) and data.test_images.shape == (TEST_IMAGES, 1, 8, 8)
+    assert data.train_images.min() >= 0 and data.train_images.max() == 1
+    counts = data.test_labels.bincount()
+    assert counts.min() >= 34 and counts.max() <= 38  # 360 images, ten classes of nearly equal size
+    digits.cache_clear()
+    assert torch.equal(digits().test_images, data.test_images)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("--epsilon", "0", "epsilon=0 must be positive"),
+        ("--epsilon", "-1", "epsilon=-1 must be positive"),
+        ("--epsilon", "nan", "epsilon=nan must be positive"),
+        ("--epsilon", "inf", "epsilon=inf must be positive and finite"),
+        ("--delta", "0", "delta=0 must be above 0"),
+        ("--delta", "0.001", "delta=0.001 must be above 0 and below 1/N"),
+        ("--epochs", "0", "epochs=0 must be at least 1"),
+        ("--batch-size", "0", "batch_size=0 must lie between 1 and 1437"),
+        ("--batch-size", "5000", "batch_size=5000 must lie"),
+        ("--max-grad-norm", "0", "max_grad_norm=0 must be positive"),
+        ("--lr", "-0.1", "lr=-0.1 must be positive"),
+        ("--seed", "-1", "seed=-1 must lie between"),
+        ("--methods", "lsg,sgd", "methods: 'sgd' is not known; choose from lsg, rgp, sparse-dpsgd, dpsgd, non-private"),
+        ("--methods", " , ", "methods: none given"),
+    ],
+)
+def test_a_bad_value_gives_one_line_and_no_traceback(tmp_path: Path, option: str, value: str, complaint: str) -> None:
+    answer = lsg("demo", "--output", str(tmp_path / "out"), option, value)
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("Error: ") and answer.stderr.count("\n") == 1
+    assert complaint in answer.stderr
+    assert answer.stdout == "" and not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    answer = lsg("demo", "--output", str(tmp_path / "file"))
+    assert answer.exit_code == 2 and answer.stdout == ""
+    assert answer.stderr.count("\n") == 1 and "cannot make this folder" in answer.stderr
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_results_that_cannot_be_written_give_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results.json").mkdir()
+    answer = lsg("demo", "--epochs", "1", "--methods", "non-private", "--output", str(tmp_path))
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith("Error: ") and answer.stderr.count("\n") == 1
+    assert "NonPrivate" in answer.stdout  # the table is not lost
+
+
+def test_options_that_do_not_parse_are_refused() -> None:
+    assert lsg("demo", "--epochs", "many").exit_code == 2
+    assert lsg("demo", "--no-such-option").exit_code == 2
+
+
+def test_training_that_diverges_is_reported_and_not_hidden(tmp_path: Path) -> None:
+    answer = lsg("demo", "--epochs", "1", "--methods", "lsg", "--lr", "1e30", "--output", str(tmp_path))
+    assert answer.exit_code == 0, answer.output
+    found = results(tmp_path)["methods"]["LSG(r=8, p=0.5)"]
+    assert found["test_accuracy"] < 0.5 and math.isfinite(found["epsilon"])
+
+
+def test_version_and_help() -> None:
+    assert lsg("--version").stdout == f"lsg {__version__}\n"
+    assert "demo" in lsg("--help").stdout
+    assert "--max-grad-norm" in lsg("demo", "--help").stdout
+
+
+def test_the_thread_count_is_left_as_it_was(tmp_path: Path) -> None:
+    torch.set_num_threads(2)  # the fixture above puts it back
+    lsg("demo", "--epochs", "1", "--methods", "non-private", "--output", str(tmp_path))
+    assert torch.get_num_threads() == 2
+
+
+def test_a_figure_of_a_single_epoch_and_a_single_method(tmp_path: Path) -> None:
+    save_accuracy_figure(tmp_path / "one.png", {"LSG": [0.5]}, errors={"LSG": 0.02}, title="one")
+    assert (tmp_path / "one.png").stat().st_size > 1000
+
+
+def test_provenance_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lsg.train.provenance.__file__", str(tmp_path / "lsg" / "train" / "provenance.py"))
+    found = provenance()
+    assert found["commit"] is None and found["modified"] is None
+    assert found["hardware"]["cpu"] and found["hardware"]["cores"] >= 1
