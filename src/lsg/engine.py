@@ -34,6 +34,7 @@ from lsg.model.validation import (
     warn_of_others,
 )
 from lsg.perf import PerfConfig
+from lsg.sampling.clock import Clock
 from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
 from lsg.sampling.plan import LogicalBatches, SamplingPlan
 from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
@@ -267,14 +268,16 @@ class PrivacyEngine:
                 self._guards.parameters.check()
             step_accounting.count(noise_multiplier, epoch)
 
+        clock = Clock(gradients)
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
+            clock,
             noise_multiplier=noise_multiplier,
             before_release=before_release,
         )
         if self._recorder is not None:
-            self._guards = Guards(self._recorder, self._optimizer, trained, loss_reduction)
+            self._guards = Guards(self._recorder, clock, trained, loss_reduction)
         plan = {
             "records": sampling.records,
             "batch_size": sampling.batch_size,
@@ -288,8 +291,8 @@ class PrivacyEngine:
             "method": describe(method),
             "accountant": self.accountant.name,
         }
-        self._run = Run(module, self._optimizer, sampler, step_accounting, plan)
-        return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
+        self._run = Run(module, self._optimizer, sampler, clock, step_accounting, plan)
+        return module, self._optimizer, PrivateDataLoader(data_loader, sampler, clock, self._optimizer)
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta; infinite if any step had no noise."""

@@ -102,7 +102,7 @@ def test_without_replay_lost_steps_are_charged_and_all_is_new(tmp_path: Path) ->
         saved.load(tmp_path / "run.ckpt")
     continued = run(tmp_path).load(tmp_path / "run.ckpt", replay=False)
     assert len(continued.engine.accountant) == recorded
-    position = continued.optimizer.progress()
+    position = continued.optimizer.clock.position()
     assert position.micro == 0 and position.partial_sum is None  # the batch under way is drawn anew
     seen = len(continued.trace)
     continued.finish()
