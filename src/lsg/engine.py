@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lsg.accounting.epsilon import Accountant, Phase, calibrate_noise, create_accountant
-from lsg.accounting.ledger import Ledger, fingerprint, seal
+from lsg.accounting.ledger import Ledger
 from lsg.accounting.step_accounting import StepAccounting, Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
@@ -258,26 +258,21 @@ class PrivacyEngine:
             self.accountant,
             sampling,
             ledger=self._ledger,
-            weights=lambda: fingerprint(trained),
-            total=lambda: _sealed(gradients),
             replayable=sampler.source.replayable,
         )
 
-        def before_release(noise_multiplier: float, epoch: int | None) -> None:
-            if self._guards is not None:
-                self._guards.parameters.check()
-            step_accounting.count(noise_multiplier, epoch)
-
         clock = Clock(gradients)
+        if self._recorder is not None:
+            self._guards = Guards(self._recorder, clock, trained, loss_reduction)
         self._optimizer = PrivateOptimizer(
             optimizer,
             gradients,
             clock,
+            step_accounting,
             noise_multiplier=noise_multiplier,
-            before_release=before_release,
+            trained=trained,
+            in_place=None if self._guards is None else self._guards.parameters,
         )
-        if self._recorder is not None:
-            self._guards = Guards(self._recorder, clock, trained, loss_reduction)
         plan = {
             "records": sampling.records,
             "batch_size": sampling.batch_size,
@@ -390,13 +385,6 @@ class PrivacyEngine:
     def get_compatible_module(module: nn.Module) -> nn.Module:
         """A copy of the model with its BatchNorms turned into GroupNorms and its RNNs into Opacus's."""
         return fix(module)
-
-
-def _sealed(gradients: PrivateGradients | PlainGradients) -> str:
-    """The sum about to be released, for the ledger; gradients without noise need no seal."""
-    if isinstance(gradients, PlainGradients):
-        return ""
-    return seal(None if gradients.sum is None else gradients.sum.vector, gradients.noise.state())
 
 
 class _Streams:

@@ -1,14 +1,17 @@
 """The private optimizer: clips and sums each micro-batch; ends a logical batch by accounting, noise and an update."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from lsg.accounting.step_accounting import Release, StepAccounting
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
+from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
 from lsg.step.gradients import GradientSource, PrivateGradients
@@ -19,6 +22,8 @@ class PrivateOptimizer(Optimizer):
 
     Reads as Opacus's DPOptimizer: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`, `original_optimizer`.
     Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers work on it.
+
+    in_place: looks, before each release, whether the model still computes with the trained parameters.
     """
 
     def __init__(
@@ -26,9 +31,11 @@ class PrivateOptimizer(Optimizer):
         optimizer: Optimizer,
         gradients: GradientSource,
         clock: Clock,
+        step_accounting: StepAccounting,
         *,
         noise_multiplier: float,
-        before_release: Callable[[float, int | None], None],
+        trained: Sequence[nn.Parameter],
+        in_place: ParametersInPlace | None = None,
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients, self.clock = gradients, clock
@@ -36,7 +43,7 @@ class PrivateOptimizer(Optimizer):
         self._device_type = optimizer.param_groups[0]["params"][0].device.type
         self.stepped = False  # whether the last call of step() was a real step
         self._closed = False
-        self._before_release = before_release
+        self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
     @property
@@ -199,11 +206,23 @@ class PrivateOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None  # nothing is trained on a gradient that did not come through release()
+        if self._in_place is not None:
+            self._in_place.check()
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
-        self._before_release(self.noise_multiplier, self.clock.epoch)
+        self._step_accounting.count(self._next_release())
         self.gradients.release(self.noise_multiplier)
         self.original_optimizer.step()
         self.gradients.drop_pending()
+
+    def _next_release(self) -> Release:
+        private = self.gradients if isinstance(self.gradients, PrivateGradients) else None
+        return Release(
+            noise_multiplier=self.noise_multiplier,
+            epoch=self.clock.epoch,
+            weights=self._trained,
+            total=None if private is None or private.sum is None else private.sum.vector,
+            noise=None if private is None else private.noise,
+        )
 
     def mark_continued(self) -> None:
         """Tell torch's schedulers, which ask whether a step came before theirs, that one did: in the saved run."""
