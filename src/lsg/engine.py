@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lsg.accounting.epsilon import Accountant, Phase, calibrate_noise, create_accountant
+from lsg.accounting import Accountant, calibrate_noise, create_accountant
 from lsg.accounting.ledger import Ledger
+from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import StepAccounting, Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lsg
 from lsg import BudgetExceeded, ConfigurationError, PrivacyEngine, PrivacyError
-from lsg.accounting.epsilon import Phase, create_accountant, epsilon_of
+from lsg.accounting import create_accountant, epsilon_of
 from lsg.accounting.ledger import FRESH, Ledger, fingerprint, seal
+from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import Target
 from tests.support.small_run import BATCH, N, Training, network, stop_at
 from tests.support.soak import soak

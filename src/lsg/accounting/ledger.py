@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lsg.accounting.epsilon import Phase
+from lsg.accounting.phases import Phase
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import OWNER_ONLY, sync_folder
 

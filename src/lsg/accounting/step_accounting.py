@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lsg.accounting.epsilon import Accountant, Phase, create_accountant
+from lsg.accounting.accountant import Accountant, create_accountant
 from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record, fingerprint, seal
+from lsg.accounting.phases import Phase
 from lsg.errors import BudgetExceeded, ConfigurationError, PrivacyError
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import NoiseSource
