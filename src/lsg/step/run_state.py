@@ -26,8 +26,11 @@ VERSION = 2
 
 
 @dataclass(frozen=True)
-class Run:
-    """What `make_private` put together. `plan`: what a continuation must agree with, by the names users know."""
+class RunState:
+    """Takes the state out of a run and puts it back: of all that `make_private` put together.
+
+    plan: the arguments that a continuation must be made with, too, by the names that users know.
+    """
 
     module: nn.Module
     optimizer: PrivateOptimizer
