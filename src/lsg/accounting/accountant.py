@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lsg.accounting.epsilon import composed_epsilon, known
+from lsg.accounting.epsilon import checked_name, composed_epsilon
 from lsg.accounting.phases import Phase, checked_delta, checked_history, checked_phase, composed
 from lsg.errors import ConfigurationError
 
@@ -16,7 +16,7 @@ class Accountant:
     """
 
     def __init__(self, name: str) -> None:
-        self.name = known(name)
+        self.name = checked_name(name)
         self.history: list[Phase] = []
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from lsg.accounting.epsilon import composed_epsilon, known
+from lsg.accounting.epsilon import checked_name, composed_epsilon
 from lsg.accounting.phases import Phase, checked_delta, checked_phase, is_real
 from lsg.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ def calibrate_noise(
     Where the accountant's ε jumps over that interval (it changes method near its numerical limits) the result is the
     noise on the safe side of the jump.
     """
-    name, delta = known(accountant), checked_delta("target_delta", target_delta)
+    name, delta = checked_name(accountant), checked_delta("target_delta", target_delta)
     for label, value in (("target_epsilon", target_epsilon), ("tolerance", tolerance)):
         if not is_real(value) or not 0 < value < math.inf:
             raise ConfigurationError(f"{label}={value!r} must be a finite number above 0")

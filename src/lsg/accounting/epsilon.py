@@ -29,11 +29,11 @@ _LARGEST_FFT_STEPS = 3_000_000
 
 def epsilon_of(*, accountant: str, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
     """An upper bound of the ε that `steps` equal steps spend at `delta`. Zero steps spend nothing."""
-    name, delta = known(accountant), checked_delta("delta", delta)
+    name, delta = checked_name(accountant), checked_delta("delta", delta)
     return composed_epsilon(name, composed([checked_phase(noise_multiplier, sample_rate, steps)]), delta)
 
 
-def known(name: str) -> str:
+def checked_name(name: str) -> str:
     """The name of an accountant; refuses any other."""
     if name not in ACCOUNTANTS:
         raise ConfigurationError(f"accountant={name!r} is not known: use one of {', '.join(map(repr, ACCOUNTANTS))}")

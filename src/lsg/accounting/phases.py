@@ -12,7 +12,7 @@ from lsg.errors import ConfigurationError
 
 
 class Phase(NamedTuple):
-    """Consecutive steps that share one noise multiplier and one sample rate. Equal to the plain tuple Opacus keeps."""
+    """Consecutive steps that share one noise multiplier and one sample rate. Equals the tuple that Opacus keeps."""
 
     noise_multiplier: float
     sample_rate: float
@@ -20,7 +20,7 @@ class Phase(NamedTuple):
 
 
 def composed(history: Sequence[tuple[float, float, int]]) -> tuple[Phase, ...]:
-    """The history with equal phases added up, in a fixed order: composition does not care, and the caches do."""
+    """The history with equal phases added up and sorted: ε does not depend on the order, and caches find it again."""
     totals: dict[tuple[float, float], int] = {}
     for noise, rate, steps in checked_history(history):
         totals[noise, rate] = totals.get((noise, rate), 0) + steps
@@ -28,7 +28,7 @@ def composed(history: Sequence[tuple[float, float, int]]) -> tuple[Phase, ...]:
 
 
 def checked_history(history: Iterable[Iterable[Any]]) -> list[Phase]:
-    """The same phases; refuses a list that is none."""
+    """The rows as phases; refuses what is not a list of them."""
     try:
         rows = [tuple(row) for row in history]
     except TypeError:

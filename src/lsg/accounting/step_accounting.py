@@ -1,4 +1,4 @@
-"""The books of a run: each logical step in, before its noise is drawn, and counted as the sampling plan says."""
+"""Counts each step of a run before its noise is drawn: against the target, in the ledger, in the accountant."""
 
 import secrets
 import warnings
@@ -35,7 +35,10 @@ class Release:
 
 
 class Target:
-    """Stops a run before the step that would pass a target epsilon. The planned steps are never stopped."""
+    """Stops a run before the step that would pass a target epsilon.
+
+    planned: the steps that the noise was calibrated for. They are never stopped, and no ε is computed while they last.
+    """
 
     def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
@@ -75,7 +78,8 @@ class Target:
 
 
 class StepAccounting:
-    """Counts each logical step, if the target allows it: first in the ledger, then in the accountant.
+    """Counts each logical step at the sampling plan's rate, if the target allows it: first in the ledger, then in the
+    accountant.
 
     replayable: whether the noise can be drawn again from a saved state. Such noise is a stream that has a name.
     """

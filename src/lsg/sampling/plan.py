@@ -1,4 +1,7 @@
-"""Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
+"""Which records enter which step: drawn by the one plan that the accountant also uses.
+
+A logical batch is what one noisy step is computed from. It is handed out as micro-batches, which fit into memory.
+"""
 
 import hashlib
 import secrets
@@ -13,8 +16,8 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.perf import grid_size
 from lsg.sampling.random_sources import NoiseSource
 
-Micro = list[int]
-Logical = list[Micro]  # no micro-batches: an empty draw
+Micro = list[int]  # numbers of records
+Logical = list[Micro]  # empty if no record was drawn
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def assemble(
         trained=given.trained,
         in_place=None if guards is None else guards.parameters,
     )
-    agreed = _agreed(given, noise_multiplier, accountant)
-    run = RunState(given.module, optimizer, sampler, clock, step_accounting, agreed)
+    settings = _settings(given, noise_multiplier, accountant)
+    run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings)
     loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
     return Attached(run, loader, recorder, guards, plain)
 
@@ -125,7 +125,7 @@ def _plain_gradients(given: CheckedArguments, plain: PlainModel) -> PlainGradien
     )
 
 
-def _agreed(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:
+def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:
     """What a continuation of the run must be made with, too, by the names that users know."""
     return {
         "records": given.sampling.records,

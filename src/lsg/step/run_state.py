@@ -27,9 +27,9 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class RunState:
-    """Takes the state out of a run and puts it back: of all that `make_private` put together.
+    """The parts of a run that have a state: takes it out of them, checks it, puts it back.
 
-    plan: the arguments that a continuation must be made with, too, by the names that users know.
+    settings: what a continuation must be made with, too, by the names that users know.
     """
 
     module: nn.Module
@@ -37,14 +37,14 @@ class RunState:
     sampler: LogicalBatches
     clock: Clock
     step_accounting: StepAccounting
-    plan: dict[str, Any]
+    settings: dict[str, Any]
 
     def state_dict(self) -> dict[str, Any]:
         position = self.clock.position()
         private = self._private()
         return {
             "version": VERSION,
-            "plan": dict(self.plan),
+            "plan": dict(self.settings),
             "books": self.step_accounting.state_dict(),
             "progress": {field.name: getattr(position, field.name) for field in dataclasses.fields(position)},
             "sampling": self.sampler.state(),
@@ -63,7 +63,7 @@ class RunState:
             raise ConfigurationError(
                 f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
             )
-        for name, own in self.plan.items():
+        for name, own in self.settings.items():
             saved = state["plan"].get(name)
             if saved != (list(own) if isinstance(own, tuple) else own):
                 raise ConfigurationError(
