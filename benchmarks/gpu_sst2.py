@@ -17,7 +17,7 @@ from typing import Any
 
 from gpu_cells import Lease
 
-from lsg.accounting.epsilon import calibrate_noise
+from lsg.accounting import calibrate_noise
 from lsg.reproduce.scales import Workload, scale
 from lsg.reproduce.store import cell_name
 from lsg.train.config import RunConfig

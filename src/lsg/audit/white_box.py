@@ -14,7 +14,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from lsg.accounting.epsilon import calibrate_noise
+from lsg.accounting import calibrate_noise
 from lsg.audit import canaries
 from lsg.audit.bounds import Bounds, Mechanism, lower_bounds
 from lsg.audit.canaries import Canary

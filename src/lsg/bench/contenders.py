@@ -95,9 +95,9 @@ def private(setting: Setting, method: Method, perf: PerfConfig | None = None) ->
     last = len(setting.workload.batches) - 1
 
     def step() -> None:
-        epoch = optimizer.enter_epoch()
+        epoch = optimizer.clock.enter_epoch()
         for number, (x, y) in enumerate(setting.workload.batches):
-            optimizer.begin_micro_batch(epoch, size=len(x), last=number == last)
+            optimizer.clock.begin_micro_batch(epoch, size=len(x), last=number == last)
             with setting.autocast():
                 loss = setting.workload.loss(model, x, y)
             loss.backward()

@@ -1,4 +1,7 @@
-"""Poisson logical batches, split into physical micro-batches, from the one plan that the accountant also uses."""
+"""Which records enter which step: drawn by the one plan that the accountant also uses.
+
+A logical batch is what one noisy step is computed from. It is handed out as micro-batches, which fit into memory.
+"""
 
 import hashlib
 import secrets
@@ -13,8 +16,8 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.perf import grid_size
 from lsg.sampling.random_sources import NoiseSource
 
-Micro = list[int]
-Logical = list[Micro]  # no micro-batches: an empty draw
+Micro = list[int]  # numbers of records
+Logical = list[Micro]  # empty if no record was drawn
 
 
 @dataclass(frozen=True)
@@ -79,19 +82,18 @@ class LogicalBatches(Sampler[Micro]):
         self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.max_tokens = None if lengths is None else max_tokens
-        self.epoch_number = 0
         self.epoch: list[Logical] = []
         self._open = False
-        self._before_draw: torch.Tensor | None = None  # the source's state before the epoch was drawn, if it has any
+        # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
+        self._before_draw: torch.Tensor | None = None
 
-    def draw_epoch(self, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
-        """Draw the next epoch, at once: a loader's workers ask ahead, and the loop must know where batches end.
+    def draw_epoch(self, number: int, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
+        """Draw epoch `number`, at once: a loader's workers ask ahead, and the loop must know where batches end.
 
         An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
         """
         self._before_draw = self.source.state()
-        count = self.plan.first_step(self.epoch_number + 1) - self.plan.first_step(self.epoch_number)
-        self.epoch_number += 1
+        count = self.plan.first_step(number + 1) - self.plan.first_step(number)
         self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
         if micro_done:
             self.epoch[0] = self.epoch[0][micro_done:]
@@ -103,16 +105,18 @@ class LogicalBatches(Sampler[Micro]):
             return secrets.randbits(63)
         return int.from_bytes(hashlib.sha256(self._before_draw.numpy().tobytes()).digest()[:8], "big") >> 1
 
-    def state_after(self, epochs: int) -> torch.Tensor | None:
-        """The source's state after so many whole epochs: as it is, or as it was before the epoch under way."""
-        if epochs == self.epoch_number:
-            return self.source.state()
-        assert epochs == self.epoch_number - 1
-        return self._before_draw
+    def leave_epoch(self) -> None:
+        """The epoch drawn last is over: nobody will draw it again."""
+        self._before_draw = None
 
-    def load_state(self, epochs: int, state: torch.Tensor | None) -> None:
-        """Go on after so many whole epochs."""
-        self.epoch_number, self.epoch, self._before_draw = epochs, [], None
+    def state(self) -> torch.Tensor | None:
+        """The source's state: as it was before the epoch under way was drawn, so that it can be drawn again; as it is
+        where no epoch is under way."""
+        return self.source.state() if self._before_draw is None else self._before_draw
+
+    def load_state(self, state: torch.Tensor | None) -> None:
+        """Draw the next epoch from there."""
+        self.epoch, self._before_draw = [], None
         self.source.load_state(state)
 
     @contextmanager
