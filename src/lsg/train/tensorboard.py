@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lsg.extras import needs_extra
 from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
 
 TAGS = {
@@ -21,7 +22,8 @@ class TensorBoard:
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
         """rows: of the epochs before. They are written again, so that a resumed run has one file without repeats."""
-        from tensorboardX.event_file_writer import EventsWriter
+        with needs_extra("train", "a TensorBoard log"):
+            from tensorboardX.event_file_writer import EventsWriter
 
         self._folder = folder
         with errors_naming(folder):
