@@ -52,6 +52,12 @@ def other_methods() -> str:
     return "\n".join(["| method | tasks | differs in |", "|---|---|---|", *rows])
 
 
+def _records(file: Path) -> list[dict]:
+    """One a line, by name."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def reproduced() -> str:
     """The stored tables as they are, their headings one level down, and what they cost."""
     tables = (_demoted((RESULTS / f"{name}.md").read_text()) for name in ("table1", "table2", "negatives"))
@@ -162,12 +168,6 @@ def audited() -> str:
         cells = [f"{min(found[kind]):.2f} to {max(found[kind]):.2f}" for kind in clippings]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _records(file: Path) -> list[dict]:
-    """One a line, by name."""
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def _demoted(page: str) -> str:
