@@ -52,10 +52,16 @@ def other_methods() -> str:
     return "\n".join(["| method | tasks | differs in |", "|---|---|---|", *rows])
 
 
+def _records(file: Path) -> list[dict]:
+    """One a line, by name."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def reproduced() -> str:
     """The stored tables as they are, their headings one level down, and what they cost."""
     tables = (_demoted((RESULTS / f"{name}.md").read_text()) for name in ("table1", "table2", "negatives"))
-    results = [json.loads(file.read_text()) for file in sorted((RESULTS / "cells").glob("*/result.json"))]
+    results = _records(RESULTS / "cells.jsonl")
     minutes = sum(result["seconds"] for result in results) / 60
     cpu = results[0]["provenance"]["hardware"]["cpu"]
     return "\n".join(
@@ -69,8 +75,9 @@ def tuned() -> str:
     lines = ["| method | learning rate | clip | 5 epochs, % | 10 epochs, % |", "|---|---|---|---|---|"]
     for method in METHODS:
         scores: dict[tuple[float, float], dict[int, str]] = {}  # by clip and rate, then by epochs
-        for file in (GPU_RESULTS / "tuning").glob(f"{method}-lr-*/result.json"):
-            cell = json.loads(file.read_text())
+        for cell in _records(GPU_RESULTS / "tuning.jsonl"):
+            if cell["config"]["method"] != method:
+                continue
             setting = cell["config"]["max_grad_norm"], cell["config"]["lr"]
             scores.setdefault(setting, {})[cell["config"]["epochs"]] = f"{100 * cell['score']:.1f}"
         for (clip, lr), found in sorted(scores.items()):
@@ -84,7 +91,7 @@ def tuned() -> str:
 
 def on_gpu() -> str:
     """The stored tables, and how long their runs took."""
-    cells = [json.loads(file.read_text()) for file in sorted((GPU_RESULTS / "cells").glob("*/result.json"))]
+    cells = _records(GPU_RESULTS / "cells.jsonl")
     tables = [_demoted((GPU_RESULTS / f"{name}.md").read_text()) for name in ("figure-epsilon", "negatives", "table2")]
     costs = []
     for task in dict.fromkeys(cell["config"]["task"] for cell in cells):
@@ -104,10 +111,8 @@ def cifar_curves() -> str:
         "RGP": "cifar10-rgp-r16-eps3.3-seed0",
         "DPSGD": "cifar10-dpsgd-eps3.3-seed0",
     }
-    rows = {
-        name: json.loads((GPU_RESULTS / "cells" / cell / "result.json").read_text())["curve"]
-        for name, cell in cells.items()
-    }
+    curves = {record["name"]: record["curve"] for record in _records(GPU_RESULTS / "cells.jsonl")}
+    rows = {name: curves[cell] for name, cell in cells.items()}
     epochs = range(20, 201, 20)
     lines = [f"| epoch | {' | '.join(map(str, epochs))} |", "|---" * (1 + len(epochs)) + "|"]
     for name, curve in rows.items():

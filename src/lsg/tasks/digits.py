@@ -6,6 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from lsg.extras import needs_extra
 from lsg.models import SmallCNN
 
 IMAGES, TEST_IMAGES = 1797, 360
@@ -27,8 +28,9 @@ class Digits:
 @lru_cache(maxsize=1)
 def digits() -> Digits:
     """The data, always split in the same way. They never change, so that the training part is a constant list."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with needs_extra("train", "the task digits"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     bundle = load_digits()
     images = (bundle.images / 16.0).astype("float32")[:, None]
