@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 from statistics import mean, stdev
 
-from lsg.train.config import METHODS, RunConfig
-from lsg.train.presets import preset
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
+from lsg.train.config import RunConfig
+from lsg.train.presets import preset
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"

@@ -8,18 +8,12 @@ from lsg.audit.batches import Batches, audit_batches
 from lsg.audit.one_run import OneRun, audit_one_run
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
 from lsg.errors import ConfigurationError
-from lsg.methods import DPSGD, LSG, RGP, Method, SparseDPSGD
+from lsg.methods import PRIVATE_METHODS, Method, make_method
 from lsg.step.clipping import Clipping
 
 MODES = ("white-box", "one-run", "all")
 CLIPPINGS: tuple[Clipping, ...] = ("flat", "per_layer", "automatic")
-# Rank 3 is the rank of the audited model's weights.
-METHODS: dict[str, Callable[[], Method]] = {
-    "lsg": lambda: LSG(rank=3, sparsity=0.5),
-    "rgp": lambda: RGP(rank=3),
-    "sparse-dpsgd": lambda: SparseDPSGD(sparsity=0.5),
-    "dpsgd": DPSGD,
-}
+RANK, SPARSITY = 3, 0.5  # the rank is that of the audited model's weights
 SAMPLED_EPOCHS = 20
 
 
@@ -44,7 +38,7 @@ class Plan:
     confidence: float = 0.999
 
     def __post_init__(self) -> None:
-        for option, choices in (("mode", MODES), ("method", tuple(METHODS)), ("clipping", CLIPPINGS)):
+        for option, choices in (("mode", MODES), ("method", PRIVATE_METHODS), ("clipping", CLIPPINGS)):
             if getattr(self, option) not in choices:
                 raise ConfigurationError(f"{option}={getattr(self, option)!r} must be one of {', '.join(choices)}")
         if not 0 < self.epsilon < 100:
@@ -118,6 +112,11 @@ class Audit:
         return found
 
 
+def audited_method(name: str) -> Method:
+    """The method of this name as it is audited."""
+    return make_method(name, rank=RANK, sparsity=SPARSITY)
+
+
 def audit(plan: Plan, *, on_part: Callable[[str], None] = lambda part: None) -> list[Audit]:
     """One audit for each seed. `on_part` hears what is about to be audited."""
     return [_audit_seed(plan, seed, on_part) for seed in range(plan.seeds)]
@@ -128,7 +127,7 @@ def violations(audits: Sequence[Audit]) -> list[str]:
 
 
 def _audit_seed(plan: Plan, seed: int, on_part: Callable[[str], None]) -> Audit:
-    method, clipping = METHODS[plan.method](), plan.clipping
+    method, clipping = audited_method(plan.method), plan.clipping
     common: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "seed": seed}
     wanted = [
         name

@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsg.audit.report import CLIPPINGS, METHODS, MODES, Audit, Plan
+from lsg.audit.report import CLIPPINGS, MODES, Audit, Plan
 from lsg.cli.errors import FAILED
 from lsg.files.atomic import write_atomic
+from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping
 from lsg.train.provenance import provenance
 
@@ -20,7 +21,7 @@ DEFAULTS = Plan()
 
 def audit(
     mode: Annotated[str, typer.Option(help=f"One of {', '.join(MODES)}.")] = DEFAULTS.mode,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = DEFAULTS.method,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(PRIVATE_METHODS)}.")] = DEFAULTS.method,
     clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = DEFAULTS.clipping,
     epsilon: Annotated[float, typer.Option(help="What the engine is told to claim.")] = DEFAULTS.epsilon,
     delta: Annotated[float, typer.Option(help="At this delta.")] = DEFAULTS.delta,

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,20 +18,13 @@ from rich.table import Table
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
-from lsg.methods import DPSGD, LSG, RGP, Method, NonPrivate, SparseDPSGD
+from lsg.methods import METHODS, Method, make_method
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.digits import Run, Settings, train_digits
 from lsg.train.loop import Epoch
 from lsg.train.provenance import provenance
 
 DEFAULTS = Settings()
-METHODS: dict[str, Callable[[], Method]] = {
-    "lsg": LSG,
-    "rgp": RGP,
-    "sparse-dpsgd": SparseDPSGD,
-    "dpsgd": DPSGD,
-    "non-private": NonPrivate,
-}
 
 
 def demo(
@@ -66,14 +59,14 @@ def demo(
 
 
 def _chosen(names: str) -> list[Method]:
-    by_letters = {name.replace("-", ""): method for name, method in METHODS.items()}
+    by_letters = {name.replace("-", ""): name for name in METHODS}
     wanted = {name.strip().lower().replace("-", ""): name.strip().lower() for name in names.split(",") if name.strip()}
     for letters, name in wanted.items():
         if letters not in by_letters:
             raise ConfigurationError(f"methods: '{name}' is not known; choose from {', '.join(METHODS)}")
     if not wanted:
         raise ConfigurationError(f"methods: none given; choose from {', '.join(METHODS)}")
-    return [by_letters[letters]() for letters in wanted]
+    return [make_method(by_letters[letters]) for letters in wanted]
 
 
 def _prepare(output: Path) -> None:

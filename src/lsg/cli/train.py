@@ -20,11 +20,11 @@ from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.models import ZOO
 from lsg.train.config import (
     LR_SCHEDULES,
-    METHODS,
     OPTIMIZERS,
     PRECISIONS,
     TRAINABLE,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.methods import Importance
+from lsg.methods import METHODS, Importance
 from lsg.tasks.catalog import TASKS
 from lsg.train.config import RunConfig
 from lsg.train.presets import preset
@@ -62,9 +62,9 @@ class Workload:
         settings = {**preset(self.task, method), **self.settings, **self.tuned.get(method, {})}
         settings |= {"task": self.task, "data": self.data, "model": self.model}
         settings |= {"method": method, "importance": importance}
-        settings["rank"] = rank or self.rank if method in ("lsg", "rgp") else RunConfig.rank
-        sparse = method in ("lsg", "sparse-dpsgd")
-        settings["sparsity"] = (self.sparsity if sparsity is None else sparsity) if sparse else 0.0
+        options = METHODS[method].options
+        settings["rank"] = rank or self.rank if "rank" in options else RunConfig.rank
+        settings["sparsity"] = (self.sparsity if sparsity is None else sparsity) if "sparsity" in options else 0.0
         settings["epsilon"] = None if method == "non-private" else epsilon or self.epsilon
         return RunConfig(**settings)
 

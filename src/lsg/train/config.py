@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from lsg.errors import ConfigurationError
-from lsg.methods import DPSGD, LSG, RGP, Importance, Method, NonPrivate, SparseDPSGD
+from lsg.methods import METHODS, Importance, Method, make_method
 
-METHODS = ("lsg", "rgp", "sparse-dpsgd", "dpsgd", "non-private")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
@@ -74,7 +73,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("method", METHODS),
+            ("method", tuple(METHODS)),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
             ("lr_schedule", LR_SCHEDULES),
@@ -122,15 +121,13 @@ class RunConfig:
 
     def make_method(self) -> Method:
         """The method as the engine takes it."""
-        if self.method == "non-private":
-            return NonPrivate()
-        if self.method == "dpsgd":
-            return DPSGD(head_scale=self.head_scale)
-        if self.method == "sparse-dpsgd":
-            return SparseDPSGD(sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
-        if self.method == "rgp":
-            return RGP(rank=self.rank, head_scale=self.head_scale)
-        return LSG(rank=self.rank, sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
+        return make_method(
+            self.method,
+            rank=self.rank,
+            sparsity=self.sparsity,
+            importance=self.importance,
+            head_scale=self.head_scale,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Every field that is set, ready for JSON or TOML (which has no null)."""
