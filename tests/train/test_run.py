@@ -20,12 +20,12 @@ import torch
 from lsg import ConfigurationError, __version__
 from lsg.files.atomic import atomic_path, create_secret
 from lsg.tasks.models import load_trained_image_model
-from lsg.train import prepare
+from lsg.train import prepare_data as preparation
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
-from lsg.train.listener import Listener, RunPlan
-from lsg.train.prepare import prepare_data
+from lsg.train.listener import Listener, RunStart
+from lsg.train.prepare_data import prepare_data
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.run import RunResult, run
 from tests.support.tiny import glue_sst2, tiny_bert
@@ -231,8 +231,8 @@ def test_a_text_model_trains_and_is_saved_for_transformers(texts: RunConfig, tmp
         def note(self, text: str) -> None:
             self.lines.append(text)
 
-        def started(self, plan: RunPlan) -> None:
-            assert plan.records == 96 and plan.steps == 48 and plan.batch_size == 24
+        def started(self, start: RunStart) -> None:
+            assert start.records == 96 and start.steps == 48 and start.batch_size == 24
 
     notes = Notes()
     config = replace(texts, method="non-private", noise_multiplier=None, trainable="all", epochs=12)
@@ -274,16 +274,16 @@ def test_a_seed_repeats_a_run_and_another_does_not(texts: RunConfig, tmp_path: P
 
 
 def test_validation_is_held_out_of_training_and_the_same_for_every_seed() -> None:
-    atomic_path = prepare_data(DIGITS, CPU, Listener())
+    undivided = prepare_data(DIGITS, CPU, Listener())
     parts = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2), CPU, Listener())
     again = prepare_data(replace(DIGITS, train_limit=0.6, validation=0.2, seed=9), CPU, Listener())
     assert list(parts.evaluation) == ["validation"]
     held_out, kept = parts.evaluation["validation"], parts.train
-    assert len(atomic_path.train) == 1437
+    assert len(undivided.train) == 1437
     assert abs(len(held_out) - 287) < 60 and abs(len(kept) - 690) < 75  # four standard deviations
     for left, right in ((kept, again.train), (held_out, again.evaluation["validation"])):
         assert torch.equal(left.labels, right.labels)
-    everything = [tuple(image.flatten().tolist()) for image in atomic_path.train.pixels]  # type: ignore[union-attr]
+    everything = [tuple(image.flatten().tolist()) for image in undivided.train.pixels]  # type: ignore[union-attr]
     chosen = [tuple(i.flatten().tolist()) for part in (kept, held_out) for i in part.pixels]  # type: ignore[union-attr]
     assert set(chosen) <= set(everything)
     assert not {*chosen[: len(kept)]} & {*chosen[len(kept) :]}
@@ -291,13 +291,13 @@ def test_validation_is_held_out_of_training_and_the_same_for_every_seed() -> Non
 
 def test_a_run_begun_with_another_choice_of_records_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(DIGITS, validation=0.2, batch_size=300)
-    divided = prepare._divided
+    divided = preparation._divided
     with monkeypatch.context() as patched:  # as many records as now, but not chosen by the rule of today
-        patched.setattr(prepare, "_divided", lambda data, config: replace(divided(data, config), used=""))
-        prepare._CACHE.clear()
+        patched.setattr(preparation, "_divided", lambda data, config: replace(divided(data, config), used=""))
+        preparation._CACHE.clear()
         with pytest.raises(CrashError):
             run(config, tmp_path / "run", listener=CrashAt(step=3), checkpoint_every=1)
-        prepare._CACHE.clear()
+        preparation._CACHE.clear()
     before = (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes()
     with pytest.raises(ConfigurationError, match="begun by an lsg that chose its training records in another way"):
         run(config, tmp_path / "run", resume=True)
@@ -306,7 +306,7 @@ def test_a_run_begun_with_another_choice_of_records_is_refused(tmp_path: Path, m
 
 def test_data_are_encoded_once_for_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_data(DIGITS, CPU, Listener())
-    monkeypatch.setattr(prepare, "_encode", None)
+    monkeypatch.setattr(preparation, "_encode", None)
     prepare_data(replace(DIGITS, seed=5, rank=2, method="rgp"), CPU, Listener())
 
 
@@ -393,7 +393,7 @@ def test_checkpoints_after_epochs_are_written_when_they_are_worth_it(
     with pytest.raises(CrashError):
         run(DIGITS, tmp_path / "quick", listener=CrashAt(epoch=3))
     assert not (tmp_path / "quick" / "checkpoint").exists()
-    monkeypatch.setattr("lsg.train.run._CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("lsg.train.checkpoints.SECONDS_BETWEEN", 0.0)
     with pytest.raises(CrashError):
         run(DIGITS, tmp_path / "slow", listener=CrashAt(epoch=3))
     assert (tmp_path / "slow" / "checkpoint").exists()
@@ -695,7 +695,7 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_no_half_of_a_file(
             path.symlink_to("/dev/full")
 
     class Fill(Listener):
-        def started(self, plan: RunPlan) -> None:
+        def started(self, start: RunStart) -> None:
             if name == "privacy.json":  # it is no secret
                 (folder / f"{name}.partial").symlink_to("/dev/full")
 

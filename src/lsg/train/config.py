@@ -146,7 +146,7 @@ class RunConfig:
         return cls(**{key: _converted(known[key], value, source) for key, value in values.items()})
 
 
-def plain_type(annotation: Any) -> type:
+def field_type(annotation: Any) -> type:
     """str, int, float or bool: what a field holds where it is set, behind `float | None` or a Literal of strings."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
     return kinds[0] if isinstance(kinds[0], type) else str
@@ -154,7 +154,7 @@ def plain_type(annotation: Any) -> type:
 
 def _converted(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     """A value from a file in its field's type. YAML reads 1e-3 as text, and both formats read 3 as a whole number."""
-    kind = plain_type(field.type)
+    kind = field_type(field.type)
     if kind is float and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
