@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
 from lsg.methods import METHODS, Importance, Method, make_method
+from lsg.step.clipping import Clipping
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
@@ -78,8 +80,8 @@ class RunConfig:
             ("optimizer", OPTIMIZERS),
             ("lr_schedule", LR_SCHEDULES),
             ("trainable", TRAINABLE),
-            ("accountant", ("prv", "pld", "rdp")),
-            ("clipping", ("flat", "per_layer", "automatic")),
+            ("accountant", ACCOUNTANTS),
+            ("clipping", get_args(Clipping)),
         ):
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"{option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
