@@ -10,9 +10,10 @@ from lsg.report.figures import COLOURS
 from lsg.reproduce.intensity import Intensity
 from lsg.reproduce.paper_results import TABLE1, TABLE2, TABLE2_NON_PRIVATE
 from lsg.reproduce.plots import save_curves_figure, save_epsilon_figure, save_heat_map, save_intensity_figure
-from lsg.reproduce.scales import TITLES, Scale, Workload
+from lsg.reproduce.scales import Scale
 from lsg.reproduce.store import Summary
 from lsg.reproduce.tables import Entry, Panel, comma_separated, curves_comma_separated, markdown
+from lsg.reproduce.workload import TITLES, Workload
 from lsg.train.config import RunConfig
 
 Summaries = Callable[[RunConfig], Summary | None]  # a cell, whatever its seed -> our result over the seeds
