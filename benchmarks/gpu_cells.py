@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import lsg.train.run as runs
+from lsg.train import checkpoints as checkpoint_times
 from lsg.train.config import RunConfig
 from lsg.train.folder import RunFolder
 from lsg.train.presets import preset
@@ -31,7 +32,7 @@ class Lease:
         self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
         self._pace: dict[tuple[str, str], float] = {}  # seconds a sample, of the last cell of each method and masks
         if not checkpoints:
-            runs._CHECKPOINT_SECONDS = float("inf")
+            checkpoint_times.SECONDS_BETWEEN = float("inf")
 
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
         """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""

@@ -1,13 +1,21 @@
-"""presets.py and results/ in, tables of docs pages out: `python docs/render.py`."""
+"""Presets and results/ in, the generated parts of docs pages out.
+
+python docs/render.py            writes every part anew
+python docs/render.py --check    writes nothing; fails if a part is not what it would write
+"""
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
+from typing import Any
 
-from lsg.train.config import METHODS, RunConfig
-from lsg.train.presets import preset
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
+from lsg.train.config import RunConfig
+from lsg.train.presets import preset
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
@@ -15,6 +23,18 @@ GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
 AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
+BENCH = DOCS.parent / "results" / "bench"
+BENCHES = (
+    "cpu-encoder-fp32-cpu",
+    "cpu-wrn-fp32-cpu",
+    "encoder-bf16-cuda",
+    "encoder-bf16-cuda-all",
+    "encoder-tf32-cuda",
+    "decoder-bf16-cuda",
+    "wrn28-4-tf32-cuda",
+)
+OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
+SWEPT = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
 SHOWN = (
     "model",
     "optimizer",
@@ -170,12 +190,67 @@ def audited() -> str:
     return "\n".join(lines)
 
 
+def timings() -> str:
+    """Samples a second of every contender, the fastest first, workload by workload."""
+    lines = ["| workload | contender | samples/s | over best non-private |", "|---|---|---|---|"]
+    for stem in BENCHES:
+        document = _bench(stem)
+        point = document["points"][0]
+        done = [t for t in point["timings"] if t["error"] is None]
+        best = min(median(t["seconds"]) for t in done if t["name"].startswith("non-private"))
+        for t in sorted(done, key=lambda t: median(t["seconds"])):
+            seconds = median(t["seconds"])
+            speed = f"{t['samples'] / seconds:,.0f}"
+            lines.append(f"| {_workload(stem, document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
+    return "\n".join(lines)
+
+
+def memory() -> str:
+    """Peak memory of every contender, of the files that have it."""
+    lines = [
+        "| workload | contender | peak, GiB | over non-private | over non-private compiled |",
+        "|---|---|---|---|---|",
+    ]
+    for stem in BENCHES:
+        document = _bench(stem)
+        peaks = {
+            t["name"]: t["peak_bytes"] / 2**30 for t in document["points"][0]["timings"] if t.get("reserved_bytes")
+        }
+        for name, peak in peaks.items():
+            plain = [peaks.get("non-private"), peaks.get("non-private compiled")]
+            ratios = " | ".join(f"{peak / other:.2f}" if other else "-" for other in plain)
+            lines.append(f"| {_workload(stem, document)} | {name} | {peak:.2f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def _bench(stem: str) -> dict[str, Any]:
+    return json.loads((BENCH / f"{stem}.json").read_text())
+
+
+def _workload(stem: str, document: dict[str, Any]) -> str:
+    older = " (older code)" if stem in OLDER_BENCHES else ""
+    return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}{older}"
+
+
+def sweeps() -> str:
+    """LSG beside non-private training while one property of the workload varies."""
+    lines = ["| varied | value | non-private, samples/s | lsg, samples/s | ratio |", "|---|---|---|---|---|"]
+    for name, field in SWEPT.items():
+        document = _bench(f"cpu-encoder-fp32-cpu-{name}")
+        for point in document["points"]:
+            plain, private = (t["samples"] / median(t["seconds"]) for t in point["timings"])
+            value = point["preset"][field]
+            lines.append(f"| {name} | {value} | {plain:.1f} | {private:.1f} | {private / plain:.2f} |")
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
 PARTS = {
     "audit.md": {"bar": audited},
+    "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
@@ -198,6 +273,20 @@ def rendered(name: str) -> str:
     return page
 
 
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 1 if `--check` found pages that differ, which it prints."""
+    if list(arguments) not in ([], ["--check"]):
+        print("usage: python docs/render.py [--check]")
+        return 2
+    stale = [name for name in PARTS if rendered(name) != (DOCS / name).read_text()]
+    if not arguments:
+        for name in stale:
+            (DOCS / name).write_text(rendered(name))
+        return 0
+    for name in stale:
+        print(f"docs/{name} is out of date: run python docs/render.py")
+    return 1 if stale else 0
+
+
 if __name__ == "__main__":
-    for name in PARTS:
-        (DOCS / name).write_text(rendered(name))
+    sys.exit(main(sys.argv[1:]))

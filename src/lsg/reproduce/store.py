@@ -15,6 +15,7 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.strict_json import loads
+from lsg.methods import METHODS
 from lsg.reproduce.records import read_records, records_file
 from lsg.train.config import RunConfig
 
@@ -41,12 +42,12 @@ class Summary:
 
 def cell_name(config: RunConfig) -> str:
     """Such as sst2-lsg-r8-p0.5-eps3.3-seed0: what the method depends on, not each setting of the task."""
-    parts = [config.task, config.method]
-    if config.method in ("lsg", "sparse-dpsgd") and config.importance != "weight":
+    parts, options = [config.task, config.method], METHODS[config.method].options
+    if "importance" in options and config.importance != "weight":
         parts.append(config.importance)
-    if config.method in ("lsg", "rgp"):
+    if "rank" in options:
         parts.append(f"r{config.rank}")
-    if config.method in ("lsg", "sparse-dpsgd"):
+    if "sparsity" in options:
         parts.append(f"p{config.sparsity:g}")
     if config.epsilon is not None:
         parts.append(f"eps{config.epsilon:g}")
