@@ -21,7 +21,7 @@ from lsg.methods import Method
 from lsg.train.loop import Epoch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README, PRIVACY = (ROOT / "README.md").read_text(), (ROOT / "docs" / "privacy.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 CONTINUED = "# continued"  # first line of a block that goes on from the block before it
