@@ -62,8 +62,8 @@ def differentiate(
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Plain PyTorch in place of the kernels, on a CPU. Returns the names of those that were called."""
     called: list[str] = []
-    monkeypatch.setattr(conv_kernel, "pays", lambda x, g, groups: x.dim() == 4 and groups == 1 and untransformed())
-    monkeypatch.setattr(group_norm_kernel, "pays", lambda x, groups: x.dim() == 4 and untransformed())
+    monkeypatch.setattr(conv_kernel, "is_faster", lambda x, g, groups: x.dim() == 4 and groups == 1 and untransformed())
+    monkeypatch.setattr(group_norm_kernel, "is_faster", lambda x, groups: x.dim() == 4 and untransformed())
     monkeypatch.setattr(optional_triton, "AVAILABLE", True)
     for module, stand_in in (
         (conv_kernel, patch_products),
