@@ -109,8 +109,8 @@ def main(precision: str, name: str) -> None:
             recorder = engine._recorder
 
             def fresh(recorder: Any = recorder) -> None:
-                recorder._seen_weights = None
-                recorder._refresh_if_stale()
+                recorder.subspaces._made_from = None
+                recorder.ready()
 
             print(f"{label}: refresh {clock(fresh):.2f} ms", flush=True)
         torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from lsg.fix import fix
 from lsg.layers.patched_module import is_private
 from lsg.layers.plan import make_plan
 from lsg.methods import LSG, Method, NonPrivate
+from lsg.model.attachment import Attachment
 from lsg.model.guards import Guards
 from lsg.model.non_private import PlainModel
 from lsg.model.opacus import check_opacus_arguments, refuse_opacus
@@ -65,6 +66,7 @@ class PrivacyEngine:
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
         self._recorder: Recorder | None = None
+        self._attachment: Attachment | None = None
         self._guards: Guards | None = None
         self._plain: PlainModel | None = None
         self._sampling: SamplingPlan | None = None
@@ -236,15 +238,14 @@ class PrivacyEngine:
                 clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
             device = trained[0].device
             self._recorder = Recorder(
-                module,
-                treatments,
+                treatments.treatments,
                 method,
                 streams.projection(device),
                 perf,
                 max_physical_batch_size if sampler.max_tokens is None else None,
                 untrained_parameters(module, optimizer),
-                loss_reduction,
             )
+            self._attachment = Attachment(module, treatments, self._recorder, perf, loss_reduction)
             gradients = PrivateGradients(
                 self._recorder,
                 clipper,
@@ -273,8 +274,8 @@ class PrivacyEngine:
             noise_multiplier=noise_multiplier,
             before_release=before_release,
         )
-        if self._recorder is not None:
-            self._guards = Guards(self._recorder, self._optimizer, trained, loss_reduction)
+        if self._attachment is not None:
+            self._guards = Guards(self._attachment, self._optimizer, trained, loss_reduction)
         plan = {
             "records": sampling.records,
             "batch_size": sampling.batch_size,
@@ -304,7 +305,7 @@ class PrivacyEngine:
     @property
     def subspaces(self) -> dict[str, Subspace]:
         """Name -> L, R and masks of every projected parameter, for the current step."""
-        slots = self._attached().ready()
+        slots = self._attached().recorder.ready()
         return {name: slot.subspace for name, slot in slots.items() if slot.subspace is not None}
 
     def per_sample_gradients(self) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
@@ -312,11 +313,11 @@ class PrivacyEngine:
 
         Gradients of each sample's own loss, before clipping, zero where masked. They are not private.
         """
-        recorder = self._attached()
+        recorder = self._attached().recorder
         if not recorder.pending:
             raise PrivacyError("no per-sample gradients: call this after loss.backward() and before optimizer.step()")
         assert self._optimizer is not None and isinstance(self._optimizer.gradients, PrivateGradients)
-        size = recorder.batch.records or 1
+        size = recorder.records or 1
         scale = size if self._optimizer.gradients.loss_reduction == "mean" else 1
         found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, slot in recorder.slots.items():
@@ -361,18 +362,18 @@ class PrivacyEngine:
         """Give the model back as it was. The accountant keeps what was spent."""
         if self._optimizer is not None:
             self._optimizer.close()
-        if self._recorder is not None:
-            self._recorder.detach()
+        if self._attachment is not None:
+            self._attachment.detach()
         if self._guards is not None:
             self._guards.remove()
         if self._plain is not None:
             self._plain.detach()
-        self._recorder = self._guards = self._plain = self._optimizer = self._run = None
+        self._recorder = self._attachment = self._guards = self._plain = self._optimizer = self._run = None
 
-    def _attached(self) -> Recorder:
-        if self._recorder is None:
+    def _attached(self) -> Attachment:
+        if self._attachment is None:
             raise PrivacyError("this engine is not attached to a model: call make_private first")
-        return self._recorder
+        return self._attachment
 
     @staticmethod
     def is_compatible(module: nn.Module) -> bool:

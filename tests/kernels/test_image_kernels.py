@@ -21,7 +21,7 @@ from lsg.layers.norm import frozen_group_norm_forward
 from lsg.layers.patched_module import Batch, PatchedModule, is_private, patch_of, uninstall
 from lsg.layers.patched_module import install as put_on
 from lsg.methods import Method
-from lsg.model.recorder import _install_faster
+from lsg.model.module_rules import install_faster
 from tests.layers.test_rules import CASES, METHODS, test_rule_equals_batch_of_one
 from tests.support.reference import attach, batch_of_one_gradients
 
@@ -89,7 +89,7 @@ def test_rules_equal_batch_of_one(case: str, method: Method, with_kernels: list[
 
 
 def install(model: nn.Module) -> list[nn.Module]:
-    return [module for module, _ in _install_faster(model, checked_batch())]
+    return [module for module, _ in install_faster(model, checked_batch())]
 
 
 def checked_batch() -> Batch:
@@ -191,7 +191,7 @@ def test_scale_and_shift_reach_the_kernel_contiguous(with_kernels: list[str]) ->
 
 def test_another_engines_rule_takes_the_place_of_a_faster_forward(with_kernels: list[str]) -> None:
     model = nn.GroupNorm(2, 4)
-    ((_, faster),) = _install_faster(model, checked_batch())
+    ((_, faster),) = install_faster(model, checked_batch())
     rule = PatchedModule("norm", {}, checked_batch(), frozen_group_norm_forward, "forward")
     put_on(model, rule)
     uninstall(model, faster)

@@ -61,7 +61,7 @@ class BrokenTape(AgainTape):
 def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
     def use(kind: type) -> None:
         AgainTape.replays = 0
-        monkeypatch.setattr("lsg.model.recorder.CudaTape", kind)
+        monkeypatch.setattr("lsg.model.attachment.CudaTape", kind)
         monkeypatch.setattr("lsg.model.non_private.CudaTape", kind)
         monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
         # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.parameters.factored_calls import Calls
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward

@@ -29,7 +29,10 @@ class ForwardEvents(Protocol):
     """What has to be done around a forward."""
 
     batch: Batch
-    keeps_state: bool  # whether the model keeps anything from batch to batch
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the model keeps anything from batch to batch."""
 
     def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         """Returns the inputs as the model gets them."""
