@@ -78,16 +78,13 @@ class Agreement:
             for slot in self._slots:
                 carriers = tuple(zeros((size, *c.shape[1:]), c.dtype, c.device) for c in slot.carriers)
                 stack.enter_context(slot.borrowed(carriers))
-            seen = [patched.known for patched in self._patched_modules]
             for patched in self._patched_modules:
-                patched.known = known[patched]
+                stack.enter_context(patched.borrow_known(known[patched]))
             batch.size = size
             try:
                 yield
             finally:
                 batch.size = size_before
-                for patched, before in zip(self._patched_modules, seen, strict=True):
-                    patched.known = before
 
     def _gradients(self, look: Look, changed: set[int], witness: Any) -> list[tuple[str, Tensor | None]]:
         """Names and per-sample gradients of a random loss, in which each sample has its own part."""

@@ -132,9 +132,9 @@ class Recording:
         self._apart += patched.rule is fallback_forward
         if patched.rule is intercepted_forward:
             with Listen(module, lambda x, out: self._end(self._begin(module, patched, [FUNCTION, x]), [out])):
-                out = patched.plain(*args, **kwargs)
+                out = patched.own_forward(*args, **kwargs)
         else:
-            out = patched.plain(*args, **kwargs)
+            out = patched.own_forward(*args, **kwargs)
         self._apart -= patched.rule is fallback_forward
         with torch._C.DisableTorchFunction():
             self._end(begun, pytree.tree_leaves(out))
@@ -160,7 +160,7 @@ class Recording:
             self.decisions.append(self._reference.decisions[len(self.decisions)])
 
     def _begin(self, module: nn.Module, patched: PatchedModule, leaves: list[Any]) -> Call | None:
-        number, patched.calls = patched.calls, patched.calls + 1
+        number = patched.next_call()
         self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
         if self._reference is None:
             call = Call(patched, number, [_kept(leaf) for leaf in leaves], type(module).__name__)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from lsg.kernels import conv_kernel
 from lsg.kernels.factor_gradient import select
+from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.linear import compute_dtype, weight_as, weight_operands
-from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.kernels.factor_gradient import select
+from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.linear import weight_operands
-from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import Axis, SamplePlaces
 
 

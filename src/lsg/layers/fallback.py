@@ -4,7 +4,7 @@ Each sample runs as a batch of one with its own copy of the module's parameters 
 keep their own rules, and see one sample's slice of their carriers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -41,18 +41,6 @@ def one_each_forward(module: Any, patched: PatchedModule, places: SamplePlaces, 
     return _each_sample(module, patched, places, [], args, kwargs)
 
 
-class _MethodCall(nn.Module):
-    """Makes a method of a module callable with other parameter values. Hooks on the module, which have their turn
-    outside, do not run."""
-
-    def __init__(self, module: nn.Module, method: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.method = module, method
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(*args, **kwargs)
-
-
 def _each_sample(
     module: nn.Module,
     patched: PatchedModule,
@@ -61,10 +49,8 @@ def _each_sample(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The plain method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
-    if patched.caller is None:
-        patched.caller = _MethodCall(module, patched.plain)
-    caller, size = patched.caller, patched.size
+    """The own method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
+    caller, size = patched.caller(module), patched.size
     leaves, structure = pytree.tree_flatten((args, list(kwargs.values())))
     axes = [places.input(i) for i in range(len(leaves))]
     leaves = [1 if axis is COUNT else leaf for axis, leaf in zip(axes, leaves, strict=True)]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lsg.kernels.factor_gradient import factor_gradients
 from lsg.kernels.optional_triton import untransformed
-from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
+from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import Axis, SamplePlaces
 from lsg.parameters.cast_cache import can_share
 from lsg.parameters.factored_calls import Call

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.kernels import group_norm_kernel, norm_kernel
-from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
+from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
 from lsg.layers.samples import SamplePlaces
 
@@ -122,7 +123,7 @@ def frozen_group_norm_forward(module: nn.GroupNorm, patched: PatchedModule, inpu
     trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
     if not trained and _kernel_pays(module, patched, input, module.num_groups):
         return _by_group_norm_kernel(module, input, module.num_groups, (None, None))
-    return patched.plain(input)
+    return patched.own_forward(input)
 
 
 def _group_norm(module: Any, patched: PatchedModule, images: Rows, groups: int) -> Tensor:

@@ -13,7 +13,8 @@ from torch import nn
 from lsg.kernels import optional_triton
 from lsg.layers import attention, conv, embedding, embedding_bag, fallback, linear, norm
 from lsg.layers import subclasses as intercept
-from lsg.layers.patched_module import RuleForward, has_own_forward
+from lsg.layers.instance_methods import has_own_forward
+from lsg.layers.patched_module import RuleForward
 from lsg.parameters.slot import Layout
 
 

@@ -87,16 +87,16 @@ def intercepted_forward(
     """The module's own forward, with its functional call redirected where it is one."""
     try:
         with _Redirect(module, patched):
-            out = patched.plain(*args, **kwargs)
+            out = patched.own_forward(*args, **kwargs)
     except _OtherUse:
-        if patched.intercepted:  # the check at the first batch has seen another layer than this
+        if patched.is_intercepted:  # the check at the first batch has seen another layer than this
             raise PrivacyError(
                 f"layer '{patched.name}' ({type(module).__name__}) uses its parameters in another way than before: let "
                 "its forward do the same at each call"
             ) from None
-        patched.rule = fallback_forward  # from now on
+        patched.change_rule(fallback_forward)
         return fallback_forward(module, patched, places, *args, **kwargs)
-    patched.intercepted = True
+    patched.note_interception()
     if not _has_gradient(out):
         raise PrivacyError(
             f"layer '{patched.name}' ({type(module).__name__}) uses its weight in a way that has no rule"

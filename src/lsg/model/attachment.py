@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lsg.check.escapes import used_outside
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import Batch, patch_of, register_patch, swap_in, swap_out
+from lsg.layers.instance_methods import register_patch, swap_in, swap_out
+from lsg.layers.patched_module import Batch, patch_of
 from lsg.layers.plan import Plan
 from lsg.losses import Reduction
 from lsg.model.checked_forwards import CheckedForwards

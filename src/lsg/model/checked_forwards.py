@@ -79,7 +79,7 @@ class CheckedForwards:
         return [patched.rule for _, patched in self._rules.trained]
 
     def _look(self, inputs: tuple[Any, Any], known: dict[PatchedModule, KnownCalls]) -> bool:
-        run = self._root.plain if self._fast is None else self._fast.plain
+        run = self._root.replaced if self._fast is None else self._fast.own_forward
         slots = list(self._recorder.slots.values())
         check = Check(self._model, run, self._rules.trained, slots, self._batch, self._loss_reduction)
         assert self._batch.size is not None

@@ -37,7 +37,7 @@ class ModuleRules:
     def restart(self) -> None:
         """Calls of layers are numbered from the beginning of each run."""
         for _, patched in self.trained:
-            patched.calls = 0
+            patched.restart()
 
     def run_apart(
         self, place: nn.Module | PatchedModule, parameter: nn.Parameter | None, root: RootForward | None
@@ -65,7 +65,7 @@ class ModuleRules:
         if slots:
             path = next(name for name, p in module.named_parameters(remove_duplicate=False) if p is parameter)
             keys = [path] if len(slots) == 1 else [f"{path}[{i}]" for i in range(len(slots))]
-            patched.slots |= dict(zip(keys, slots, strict=True))
+            patched.add_slots(dict(zip(keys, slots, strict=True)))
         return True
 
     def _around(self, patched: PatchedModule) -> nn.Module | None:

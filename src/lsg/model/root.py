@@ -12,16 +12,8 @@ from torch import nn
 
 from lsg.check.kept_state import snapshot
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import (
-    Batch,
-    PatchedModule,
-    UnknownCall,
-    nothing,
-    patched_method,
-    register_patch,
-    swap_in,
-    swap_out,
-)
+from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
+from lsg.layers.patched_module import Batch, PatchedModule, UnknownCall, patched_method
 from lsg.speed.fast_forward import cut_rows, signed
 
 
@@ -49,7 +41,7 @@ class RootForward:
 
     def __init__(self, model: nn.Module, events: ForwardEvents) -> None:
         self._model, self._events = model, events
-        self.plain: Callable[..., Any] = swap_in(model, "forward", signed(model.forward, _forward))
+        self.replaced: Callable[..., Any] = swap_in(model, "forward", signed(model.forward, _forward))
         model.__dict__["_lsg_root"] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -60,16 +52,17 @@ class RootForward:
 
     def put_under(self, patched: PatchedModule) -> None:
         """Let the model itself run through a patched module's rule, inside of what this does."""
-        patched.plain, self.plain = self.plain, patched_method(self._model, patched)
+        patched.replace(self.replaced)
+        self.replaced = patched_method(self._model, patched)
 
     def remove(self) -> None:
-        swap_out(self._model, "forward", self.plain)
+        swap_out(self._model, "forward", self.replaced)
         del self._model.__dict__["_lsg_root"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         events = self._events
         if not torch.is_grad_enabled() or events.batch.in_forward or events.batch.watch is not None:
-            return self.plain(*args, **kwargs)
+            return self.replaced(*args, **kwargs)
         inputs = _begin(events, args, kwargs)
         output = self._run(events, inputs)
         _end(events, output)
@@ -83,7 +76,7 @@ class RootForward:
         restore = snapshot(self._model) if events.keeps_state else None
         events.batch.in_forward = True
         try:
-            return self.plain(*inputs[0], **inputs[1])
+            return self.replaced(*inputs[0], **inputs[1])
         except UnknownCall as call:
             unknown = call
         finally:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import fixed_signature
+from lsg.layers.autograd_functions import fixed_signature
 from lsg.parameters.factored_calls import Call, Calls
 from lsg.parameters.slot import Recordable, calls_apart
 from lsg.speed.transformers_masks import without_needless_masks
