@@ -35,9 +35,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def backward_changed(function: Any, carrier: str, change: Callable[[Any, Tensor, Tensor], Tensor]) -> Any:
-    """The gradient that an autograd function gives to a carrier (named as in its forward) is changed:
+    """The gradient that an autograd function gives to a carrier (named as among its operands) is changed:
     change(context, incoming gradient, right gradient)."""
-    place = list(inspect.signature(function.forward).parameters).index(carrier)
+    place = inspect.getmodule(function)._Operands._fields.index(carrier)  # type: ignore[union-attr]
     right = function.backward
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
