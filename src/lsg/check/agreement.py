@@ -17,7 +17,6 @@ from lsg.layers.samples import SHARED, SampleAxis
 from lsg.parameters.factored_calls import zeros
 from lsg.parameters.slot import Slot, calls_apart
 
-VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
 _LOOSE = 30.0  # times the tolerance: rules compute in another order than layers, and sum up
 
 
@@ -100,7 +99,7 @@ class Agreement:
         except LsgError:
             raise
         except Exception as error:
-            if is_out_of_memory(error) or VIEW_REFUSED in str(error):
+            if is_out_of_memory(error) or self._batch.may_blame_layout:  # then there is another look
                 raise
             raise PrivacyError(
                 f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples "

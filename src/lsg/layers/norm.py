@@ -122,7 +122,7 @@ def frozen_group_norm_forward(module: nn.GroupNorm, patched: PatchedModule, inpu
     """Of a module that trains nothing: for the kernel's sake alone."""
     trained = any(value is not None and value.requires_grad for value in (module.weight, module.bias))  # by others
     if not trained and _kernel_pays(module, patched, input, module.num_groups):
-        return _by_group_norm_kernel(module, input, module.num_groups, (None, None))
+        return _by_group_norm_kernel(module, patched, input, module.num_groups, (None, None))
     return patched.own_forward(input)
 
 
@@ -131,7 +131,7 @@ def _group_norm(module: Any, patched: PatchedModule, images: Rows, groups: int) 
     weight, bias = (_carrier(patched, name) for name in ("weight", "bias"))
     carriers = tuple(None if carrier is None else images.carrier(carrier) for carrier in (weight, bias))
     if _kernel_pays(module, patched, x, groups):
-        return images.back(_by_group_norm_kernel(module, x, groups, carriers))
+        return images.back(_by_group_norm_kernel(module, patched, x, groups, carriers))
     normalised = F.group_norm(_norm_input(x), groups, None, None, module.eps)
     return images.back(_channel_affine(module, normalised, carriers))
 
@@ -148,7 +148,10 @@ def _kernel_pays(module: Any, patched: PatchedModule, x: Tensor, groups: int) ->
     )
 
 
-def _by_group_norm_kernel(module: Any, x: Tensor, groups: int, carriers: tuple[Tensor | None, ...]) -> Tensor:
+def _by_group_norm_kernel(
+    module: Any, patched: PatchedModule, x: Tensor, groups: int, carriers: tuple[Tensor | None, ...]
+) -> Tensor:
+    patched.batch.note_channels_last()
     values = (None if value is None else value.detach().contiguous() for value in (module.weight, module.bias))
     y: Tensor = _GroupNorm.apply(x, groups, *values, module.eps, _norm_dtype(x), *carriers)[0]
     return y

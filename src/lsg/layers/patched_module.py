@@ -37,8 +37,18 @@ class Batch:
         self.last_cast = LastCast()
         # Whether norms may lay out their output channels last: None before the model was seen to bear it.
         self.channels_last_norms: bool | None = None
+        self._has_channels_last = False  # whether a norm has done so
         self.watch: Watch | None = None  # while the check runs the model without its rules
         self.witness: Witness | None = None  # while it compares what rules return
+
+    def note_channels_last(self) -> None:
+        """A norm lays out its output channels last, which PyTorch's own would not."""
+        self._has_channels_last = True
+
+    @property
+    def may_blame_layout(self) -> bool:
+        """Whether a failure of the model may come from a norm's output, laid out in another way than PyTorch does."""
+        return bool(self.channels_last_norms) and self._has_channels_last
 
     @contextmanager
     def of_one(self) -> Iterator[None]:

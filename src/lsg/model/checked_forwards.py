@@ -5,11 +5,10 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from lsg.check.agreement import VIEW_REFUSED
 from lsg.check.independence import Check
 from lsg.check.kept_state import tensors_in
 from lsg.check.look import Expected, NeedsRule
-from lsg.errors import PrivacyError
+from lsg.errors import PrivacyError, is_out_of_memory
 from lsg.layers.patched_module import KnownCalls, PatchedModule
 from lsg.layers.samples import signature
 from lsg.losses import Reduction
@@ -59,7 +58,7 @@ class CheckedForwards:
             for _, patched in self._rules.trained:
                 known.setdefault(patched, KnownCalls())
             try:
-                finished = self._look(inputs, known)
+                finished = self._look_at_layouts(inputs, known)
             except NeedsRule as needed:
                 why = why or str(needed)
                 root = self._root if self._fast is None else None
@@ -68,15 +67,28 @@ class CheckedForwards:
                         raise PrivacyError(why) from None
             except PrivacyError as error:
                 raise PrivacyError(why or str(error)) from error
-            except RuntimeError as error:
-                if not self._batch.channels_last_norms or VIEW_REFUSED not in str(error):
-                    raise
-                self._batch.channels_last_norms = False  # the model takes a norm's output as PyTorch lays it out
         if finished:
             self._finished.add(kind)
 
     def _present_rules(self) -> list[Any]:
         return [patched.rule for _, patched in self._rules.trained]
+
+    def _look_at_layouts(self, inputs: tuple[Any, Any], known: dict[PatchedModule, KnownCalls]) -> bool:
+        """Looks with norms that lay out their output channels last. Where the model fails with those, looks once more
+        with PyTorch's own layout, which a model may insist on (`view`), and keeps it if the model runs then."""
+        try:
+            return self._look(inputs, known)
+        except PrivacyError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) or not self._batch.may_blame_layout:
+                raise
+        self._batch.channels_last_norms = False
+        try:
+            return self._look(inputs, known)
+        except Exception:
+            self._batch.channels_last_norms = True
+            raise
 
     def _look(self, inputs: tuple[Any, Any], known: dict[PatchedModule, KnownCalls]) -> bool:
         run = self._root.replaced if self._fast is None else self._fast.own_forward
