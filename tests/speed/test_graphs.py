@@ -299,7 +299,7 @@ def test_only_inputs_that_cannot_change_unseen_are_recorded(tape: Callable[[type
     model, holder = Scaled(), nn.Identity()
     slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
     for slot in slots:
-        slot.arm(8)
+        slot.prepare(8)
     forward = GraphedForward(lambda x, by: model(x, by) + slots[1].carriers[0], model, slots, AgainTape())
     x = torch.randn(8, 12)
     for scale in (1.0, 2.0, 3.0):

@@ -33,7 +33,7 @@ from lsg.errors import PrivacyError
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.losses import Reduction
-from lsg.parameters.slot import Slot, recast
+from lsg.parameters.slot import Slot, refresh_casts
 
 _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever they are
 _SLOW = 1.0  # seconds from which on the check says what it does
@@ -287,7 +287,7 @@ class Check:
         looks = [as_is]
         try:
             with moved_parameters([slot.parameter for slot in self._slots]):
-                recast(self._slots)
+                refresh_casts(self._slots)
                 moved = self._look_again(as_is.few)
                 self._seed = _LOW if moved is None else _HIGH
                 if moved is not None:
@@ -297,7 +297,7 @@ class Check:
                     looks[-1], self._is_random
                 )
         finally:
-            recast(self._slots)
+            refresh_casts(self._slots)
         for look in looks:
             look.learn(known, size)
         if self._dropout is not None and not self._dropout.used and not self._draws:

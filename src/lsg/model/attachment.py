@@ -48,7 +48,7 @@ class Attachment:
         self._root = RootForward(model, self)
         self._checked = CheckedForwards(model, self._rules, recorder, self._root, self.fast, loss_reduction)
         self._own_zero_grad = swap_in(model, "zero_grad", _zero_grad)
-        model.__dict__["_lsg_forget"] = Reaching(recorder.clear)
+        model.__dict__["_lsg_clear"] = Reaching(recorder.clear)
         self._handles = [
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in recorder.slots.values()),
             *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),
@@ -62,7 +62,7 @@ class Attachment:
         if self.fast is not None:
             self.fast.remove()
         swap_out(self.model, "zero_grad", self._own_zero_grad)
-        del self.model.__dict__["_lsg_forget"]
+        del self.model.__dict__["_lsg_clear"]
         self._rules.remove()
 
     # -- what the root forward tells (ForwardEvents) -----------------------------------------------------------------
@@ -86,7 +86,7 @@ class Attachment:
             assert self.batch.size is not None
             if self.batch.size > size:
                 inputs = pad_rows(inputs, size, self.batch.size)
-        self._forget_recordings_of_moved_subspaces()
+        self._discard_recordings_of_moved_subspaces()
         self._rules.begin(self._checked.known_calls(inputs))
         return inputs
 
@@ -98,16 +98,16 @@ class Attachment:
         """Look at the model with these inputs, of which something is new."""
         self._checked.check(inputs)
 
-    def _forget_recordings_of_moved_subspaces(self) -> None:
+    def _discard_recordings_of_moved_subspaces(self) -> None:
         moves = self.recorder.subspaces.moves
         if self.fast is not None and moves != self._moves_seen:
-            self.fast.forget()
+            self.fast.discard_recordings()
         self._moves_seen = moves
 
 
 def _zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-    """A model's own, which forgets per-sample gradients too."""
-    self.__dict__["_lsg_forget"]()
+    """A model's own, which clears per-sample gradients too."""
+    self.__dict__["_lsg_clear"]()
     type(self).zero_grad(self, set_to_none)
 
 

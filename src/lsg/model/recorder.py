@@ -57,13 +57,13 @@ class Recorder:
     def prepare(self, size: int) -> None:
         """Subspaces for this logical step and carriers for a micro-batch of `size` samples."""
         self._refuse_changes(size)
-        armed = padded_size(size, self._largest_batch) if self._pads else size
+        rows = padded_size(size, self._largest_batch) if self._pads else size
         refreshed = self.subspaces.refresh_if_stale(gradients_wait=self.pending)
         self.batch.records = size
-        if refreshed or armed != self.batch.size:
-            self.batch.size = armed
+        if refreshed or rows != self.batch.size:
+            self.batch.size = rows
             for slot in self.slots.values():
-                slot.arm(armed)
+                slot.prepare(rows)
 
     def _refuse_changes(self, size: int) -> None:
         if size != self.batch.records and self.pending:
@@ -115,13 +115,13 @@ class Recorder:
         return [slot.parts() for slot in self.in_order]
 
     def clear(self) -> None:
-        """Forget the per-sample gradients of this micro-batch."""
+        """Drop the per-sample gradients of this micro-batch."""
         self.left_over = False
         for slot in self.slots.values():
-            slot.disarm()
+            slot.clear()
 
     def renew(self) -> None:
-        """Cut the tie to forwards so far: the next one gets carriers of its own."""
+        """Let go of all carriers, so that a late backward of a forward so far cannot reach the next micro-batch."""
         self.left_over = self.left_over or self.pending
         for slot in self.slots.values():
             slot.renew()

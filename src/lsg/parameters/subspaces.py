@@ -7,7 +7,7 @@ import torch
 
 from lsg.methods import Method
 from lsg.parameters.refresh import Refresh
-from lsg.parameters.slot import Slot, recast
+from lsg.parameters.slot import Slot, refresh_casts
 from lsg.parameters.stack import Stack
 
 
@@ -42,7 +42,7 @@ class Subspaces:
         before = self._generator.get_state()
         try:
             moved = self._refresh(self._step)
-            recast(self._slots)
+            refresh_casts(self._slots)
         except BaseException:  # out of memory, say: whoever tries again gets the same subspaces, and all of them
             self._generator.set_state(before)
             raise

@@ -67,10 +67,10 @@ class FastForward:
         compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         return compiled, 0 if self._graphed is None else self._graphed.recorded
 
-    def forget(self) -> None:
+    def discard_recordings(self) -> None:
         """Subspaces have moved in memory: recordings, which know their old place, are made anew."""
         if self._graphed is not None:
-            self._graphed.forget()
+            self._graphed.discard_recordings()
 
     def remove(self) -> None:
         swap_out(self._model, "forward", self.own_forward)

@@ -89,8 +89,8 @@ class GraphedForward:
         self.recorded = 0
         self._in_flight: weakref.ref[_Pass] | None = None
 
-    def forget(self) -> None:
-        """What recordings read from has moved: record anew."""
+    def discard_recordings(self) -> None:
+        """What recordings read from has moved, so that they are made anew."""
         self._recordings.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
