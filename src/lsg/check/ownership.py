@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.check.kept_state import tensors_in
-from lsg.layers.fallback import fallback_forward, one_each_forward
+from lsg.layers.fallback import fallback_forward
+from lsg.layers.made_once import one_each_forward
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
 from lsg.layers.subclasses import FUNCTION, Listen, intercepted_forward

@@ -8,7 +8,7 @@ the taps, never the input's channels: one batched product against x itself. On a
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,9 @@ from lsg.layers.linear import compute_dtype, weight_as
 from lsg.layers.operands import Operand, Space, weight_operands
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
+from lsg.layers.rule import Rule
 from lsg.layers.samples import SamplePlaces
+from lsg.parameters.slot import Layout
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
 
@@ -84,13 +86,14 @@ class _Conv(torch.autograd.Function):
             d_x = _convolution_backward(g, x, weight, ctx.geometry, (True, False))[0]
         if needs.row_carrier:
             d_rows, d_columns = _factor_gradients(x, g, space, weight.shape[1:], ctx.geometry)
-        return _Operands(
+        gradients = _Operands(
             x=d_x,
             row_carrier=d_rows,
             column_carrier=d_columns,
             dense_carrier=_dense_gradient(x, g, weight, ctx.geometry) if needs.dense_carrier else None,
             bias_carrier=g.flatten(2).sum(-1) if needs.bias_carrier else None,
         )
+        return tuple(gradients)
 
 
 def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -211,3 +214,13 @@ def conv_forward(
     )
     y: Tensor = _Conv.apply(*operands)
     return images.back(y)
+
+
+def _layouts(module: nn.Conv2d) -> Mapping[str, Layout]:
+    # The paper puts L on the output channels here (errata). Grouped kernels are small: they stay dense.
+    if module.groups > 1:
+        return {}
+    return {"weight": Layout(transposed=False, taps=module.weight[0, 0].numel())}
+
+
+CONV = Rule(conv_forward, _layouts)

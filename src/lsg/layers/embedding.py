@@ -13,6 +13,7 @@ from lsg.kernels.factor_gradient import select
 from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.operands import Operand, weight_operands
 from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import INPUTS_FIRST, Rule
 from lsg.layers.samples import Axis, SamplePlaces
 
 
@@ -67,7 +68,7 @@ class _Embedding(torch.autograd.Function):
             d_columns = select(row_factor[token_BT].mT @ g_BTD, columns_kept)
         if needs.dense_carrier:
             d_dense = _scatter_rows(token_BT, g_BTD.mT, None, ctx.table_rows).mT
-        return _Operands(None, row_carrier=d_rows, column_carrier=d_columns, dense_carrier=d_dense)
+        return tuple(_Operands(None, row_carrier=d_rows, column_carrier=d_columns, dense_carrier=d_dense))
 
 
 def _scatter_rows(token_BT: Tensor, values_BrT: Tensor, place: Tensor | None, width: int) -> Tensor:
@@ -91,3 +92,6 @@ def embedding(patched: PatchedModule, axis: Axis, token: Tensor, weight: Tensor,
 
 def embedding_forward(module: nn.Embedding, patched: PatchedModule, places: SamplePlaces, input: Tensor) -> Tensor:
     return embedding(patched, places.input(), input, module.weight, module.padding_idx)
+
+
+EMBEDDING = Rule(embedding_forward, lambda module: {"weight": INPUTS_FIRST})

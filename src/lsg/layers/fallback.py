@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.patched_module import PatchedModule, patch_of
+from lsg.layers.rule import Rule
 from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
 from lsg.parameters.slot import Slot
 
@@ -29,19 +30,10 @@ def fallback_forward(module: nn.Module, patched: PatchedModule, places: SamplePl
     given = [
         leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)
     ]  # it may call those, too
-    return _each_sample(module, patched, places, _inner_slots(module, given), args, kwargs)
+    return each_sample(module, patched, places, _inner_slots(module, given), args, kwargs)
 
 
-def one_each_forward(module: Any, patched: PatchedModule, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
-    """A method that makes something of parameters alone, which all samples share: each of them gets one of its own.
-
-    A relative attention bias (T5, MPNet), a table looked up by distance: (1, heads, queries, keys) becomes
-    (B, heads, queries, keys), which broadcasts in the same places. The virtual tokens of prompt tuning.
-    """
-    return _each_sample(module, patched, places, [], args, kwargs)
-
-
-def _each_sample(
+def each_sample(
     module: nn.Module,
     patched: PatchedModule,
     places: SamplePlaces,
@@ -176,3 +168,6 @@ def _inner_slots(module: nn.Module, given: list[nn.Module]) -> list[Slot]:
     inside = [child for whole in (module, *given) for child in whole.modules() if child is not module]
     patched_modules = map(patch_of, inside)
     return list({id(slot): slot for patched in patched_modules if patched for slot in patched.slots.values()}.values())
+
+
+FALLBACK = Rule(fallback_forward, known=None)

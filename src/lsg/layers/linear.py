@@ -5,6 +5,7 @@ gradients in factor space are  dA^T = (x C^T)^T g  and  dC = (g A)^T x.  The out
 That of a dense weight is g^T x: either formed for its carrier, or left as the pair of x and g (`factored_calls.py`).
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from lsg.kernels.optional_triton import untransformed
 from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.operands import Operand, Space, weight_operands
 from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import INPUTS_FIRST, OUTPUTS_FIRST, Rule
 from lsg.layers.samples import Axis, SamplePlaces
 from lsg.parameters.cast_cache import can_share
 from lsg.parameters.slot import Slot
@@ -78,7 +80,7 @@ class _Linear(torch.autograd.Function):
             )
         if ctx.call is not None:
             ctx.call.keep(x_BTI)
-        return _Operands(
+        gradients = _Operands(
             x=d_x,
             row_carrier=d_rows,
             column_carrier=d_columns,
@@ -86,6 +88,7 @@ class _Linear(torch.autograd.Function):
             bias_carrier=g_BTO.sum(1) if needs.bias_carrier else None,
             output_carrier=g if needs.output_carrier else None,
         )
+        return tuple(gradients)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -173,3 +176,21 @@ def conv1d_forward(module: Any, patched: PatchedModule, places: SamplePlaces, x:
     slots = weight_slots(patched)
     bias_slot = patched.slots.get("bias")
     return linear(patched, places.input(), x, module.weight, module.bias, slots, bias_slot, stored_inputs_first=True)
+
+
+def _linear_fused(module: nn.Linear) -> Mapping[str, int]:
+    return {"weight": 0} if module.out_features == 3 * module.in_features else {}
+
+
+def _conv1d_fused(module: Any) -> Mapping[str, int]:
+    inputs, outputs = module.weight.shape
+    return {"weight": 1} if outputs == 3 * inputs else {}
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Named, not imported: transformers is an extra."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+LINEAR = Rule(linear_forward, lambda module: {"weight": OUTPUTS_FIRST}, fused=_linear_fused)
+CONV1D = Rule(conv1d_forward, lambda module: {"weight": INPUTS_FIRST}, fused=_conv1d_fused)

@@ -15,6 +15,7 @@ from lsg.kernels import group_norm_kernel, norm_kernel
 from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
+from lsg.layers.rule import Rule
 from lsg.layers.samples import SamplePlaces
 
 
@@ -205,3 +206,6 @@ def _channel_affine(module: Any, normalised: Tensor, carriers: tuple[Tensor | No
             wide = plain.expand(1, -1) if carrier is None else (plain + carrier).to(y.dtype)
             y = combine(y, wide.reshape(*wide.shape, *(1,) * (y.dim() - 2)))
     return y
+
+
+LAYER_NORM, GROUP_NORM, INSTANCE_NORM = Rule(layer_norm_forward), Rule(group_norm_forward), Rule(instance_norm_forward)

@@ -2,7 +2,8 @@
 
 `torch.autograd.Function.apply` takes tensors one after the other. So the operands of a function are a named tuple,
 whose entries are given to `apply` and which `forward` and `setup_context` put together again. In a backward the same
-names say which operands need a gradient (`ctx.needs_input_grad`), and which gradient is whose.
+names say which operands need a gradient (`ctx.needs_input_grad`), and which gradient is whose. A backward returns
+`tuple(gradients)`: torch.compile finds no gradients in a named tuple.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,8 @@ from typing import Literal
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.layers.registry import Rule, is_fallback, rule_for
+from lsg.layers.registry import is_fallback, rule_for
+from lsg.layers.rule import Rule
 from lsg.methods import Method, Selector
 from lsg.parameters.slot import Layout
 

@@ -14,10 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.embedding import embedding
+from lsg.layers.embedding import EMBEDDING, embedding
 from lsg.layers.fallback import LOOKUP, arguments, fallback_forward, refuse_batch_dependent
-from lsg.layers.linear import linear, weight_slots
+from lsg.layers.linear import LINEAR, linear, weight_slots
 from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import Rule
 from lsg.layers.samples import Axis, SamplePlaces
 
 FUNCTION = "function"  # stands before the input of a function in a call's leaves: it is no call of the module
@@ -102,3 +103,7 @@ def intercepted_forward(
             f"layer '{patched.name}' ({type(module).__name__}) uses its weight in a way that has no rule"
         )
     return out
+
+
+LINEAR_SUBCLASS = Rule(intercepted_forward, LINEAR.layouts, known=None, fused=LINEAR.fused)
+EMBEDDING_SUBCLASS = Rule(intercepted_forward, EMBEDDING.layouts, known=None)
