@@ -13,11 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, PrivacyEngine
-from lsg.kernels import conv_kernel, group_norm_kernel, optional_triton
+from lsg.kernels import conv_kernel, conv_reference, group_norm_kernel, optional_triton
 from lsg.kernels.factor_gradient import select
 from lsg.kernels.optional_triton import untransformed
-from lsg.layers import conv
-from lsg.layers.norm import frozen_group_norm_forward
+from lsg.layers.group_norm import frozen_group_norm_forward
 from lsg.layers.patched_module import Batch, PatchedModule, is_private, patch_of, uninstall
 from lsg.layers.patched_module import install as put_on
 from lsg.methods import Method
@@ -30,7 +29,7 @@ def patch_products(h: Tensor, x: Tensor, *geometry: object) -> Tensor:
     taps, stride, padding, dilation, kept, place = (*geometry, None, None)[:6]
     if kept is not None:
         assert torch.equal(place[kept], torch.arange(len(kept)))
-    return select(conv._patch_products(h, x, taps, stride, padding, dilation), kept)
+    return select(conv_reference.patch_products(h, x, taps, stride, padding, dilation), kept)
 
 
 def normalise(

@@ -7,7 +7,6 @@ the taps, never the input's channels: one batched product against x itself. On a
 (`conv_kernel.py`) does both without spreading anything.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.kernels import conv_kernel
+from lsg.kernels import conv_kernel, conv_reference
 from lsg.kernels.factor_gradient import select
 from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.linear import compute_dtype, weight_as
@@ -128,7 +127,7 @@ def _factor_gradients(
     g_BOP = g.flatten(2)
     h = torch.unflatten(space.row_factor.mT @ g_BOP, -1, g.shape[2:])
     d_rows = a.flatten(2) @ g_BOP.mT
-    d_columns = _patch_products(h, x, taps, stride, padding, dilation)
+    d_columns = conv_reference.patch_products(h, x, taps, stride, padding, dilation)
     return select(d_rows, space.rows_kept), select(d_columns, space.columns_kept)
 
 
@@ -138,33 +137,10 @@ def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) ->
     if conv_kernel.is_faster(x, g, groups):
         products = conv_kernel.patch_products(g, x, weight.shape[2:], stride, padding, dilation)
     elif _patches_pay(g, groups):
-        products = _patch_products(g, x, weight.shape[2:], stride, padding, dilation)
+        products = conv_reference.patch_products(g, x, weight.shape[2:], stride, padding, dilation)
     else:
         return _per_sample_kernel_gradient(g, x, weight, geometry)
     return torch.unflatten(products, 2, weight.shape[1:])
-
-
-def _patch_products(
-    h: Tensor, x: Tensor, taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """sum_o h[r, o] x[c, o*stride + tap*dilation - padding] -> (B, r, c*taps), spreading h (r channels), not x."""
-    batch, r, *out_sizes = h.shape
-    in_sizes = x.shape[2:]
-    # The canvas holds h at the input positions o*stride, moved by `offset` so that no tap reads before its start.
-    offsets = [max(0, (k - 1) * d - p) for k, d, p in zip(taps, dilation, padding, strict=True)]
-    spans = [o + (n - 1) * s + 1 for o, n, s in zip(offsets, out_sizes, stride, strict=True)]
-    sizes = [max(span, o + p + i) for span, o, p, i in zip(spans, offsets, padding, in_sizes, strict=True)]
-    canvas = h.new_zeros(batch, r, *sizes)
-    grid: tuple[Any, ...] = tuple(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True))
-    canvas[(..., *grid)] = h
-    shifted = []
-    for tap in itertools.product(*(range(k) for k in taps)):
-        starts = [o + p - t * d for o, p, t, d in zip(offsets, padding, tap, dilation, strict=True)]
-        window: tuple[Any, ...] = tuple(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True))
-        shifted.append(canvas[(..., *window)])
-    h_Brtq = torch.stack(shifted, dim=2).flatten(3)
-    products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
-    return torch.unflatten(products, 1, (r, -1)).mT.flatten(2)
 
 
 def _patches_pay(g: Tensor, groups: int) -> bool:

@@ -10,7 +10,18 @@ from typing import Any
 from torch import nn
 
 from lsg.kernels import optional_triton
-from lsg.layers import attention, conv, embedding, embedding_bag, fallback, linear, made_once, norm, subclasses
+from lsg.layers import (
+    attention,
+    conv,
+    embedding,
+    embedding_bag,
+    fallback,
+    group_norm,
+    layer_norm,
+    linear,
+    made_once,
+    subclasses,
+)
 from lsg.layers.instance_methods import has_own_forward
 from lsg.layers.patched_module import RuleForward
 from lsg.layers.rule import Rule
@@ -22,9 +33,9 @@ _BY_FORWARD: dict[Any, Rule] = {
     nn.Conv1d.forward: conv.CONV,
     nn.Conv2d.forward: conv.CONV,
     nn.Conv3d.forward: conv.CONV,
-    nn.LayerNorm.forward: norm.LAYER_NORM,
-    nn.GroupNorm.forward: norm.GROUP_NORM,
-    nn.InstanceNorm2d.forward: norm.INSTANCE_NORM,  # of the other dimensions too: they share it
+    nn.LayerNorm.forward: layer_norm.LAYER_NORM,
+    nn.GroupNorm.forward: group_norm.GROUP_NORM,
+    nn.InstanceNorm2d.forward: group_norm.INSTANCE_NORM,  # of the other dimensions too: they share it
     nn.MultiheadAttention.forward: attention.MULTIHEAD_ATTENTION,
 }
 # For what has no forward in the table, the first that fits.
@@ -48,8 +59,8 @@ def rule_for(module: nn.Module) -> Rule:
 
 def faster_frozen(module: nn.Module) -> RuleForward | None:
     """For a module that trains nothing and so needs no rule: a forward with kernels that PyTorch does not have."""
-    has_kernels = optional_triton.AVAILABLE and rule_for(module) is norm.GROUP_NORM
-    return norm.frozen_group_norm_forward if has_kernels else None
+    has_kernels = optional_triton.AVAILABLE and rule_for(module) is group_norm.GROUP_NORM
+    return group_norm.frozen_group_norm_forward if has_kernels else None
 
 
 def is_fallback(rule: Rule) -> bool:
