@@ -15,11 +15,11 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
 from lsg.fix import fix
 from lsg.layers.patched_module import is_private
-from lsg.layers.plan import make_plan
+from lsg.layers.treatments import treat_parameters
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.model.attachment import Attachment
 from lsg.model.guards import Guards
-from lsg.model.non_private import PlainModel
+from lsg.model.non_private import NonPrivateModel
 from lsg.model.opacus import check_opacus_arguments, refuse_opacus
 from lsg.model.recorder import Recorder
 from lsg.model.validation import (
@@ -40,7 +40,7 @@ from lsg.sampling.plan import LogicalBatches, SamplingPlan
 from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
 from lsg.sampling.secure_source import SecureNoise
 from lsg.step.clipping import Clipper, Clipping
-from lsg.step.gradients import LossReduction, PlainGradients, PrivateGradients
+from lsg.step.gradients import LossReduction, NonPrivateGradients, PrivateGradients
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.run_state import Run, describe
 from lsg.subspace import Subspace
@@ -68,7 +68,7 @@ class PrivacyEngine:
         self._recorder: Recorder | None = None
         self._attachment: Attachment | None = None
         self._guards: Guards | None = None
-        self._plain: PlainModel | None = None
+        self._plain: NonPrivateModel | None = None
         self._sampling: SamplingPlan | None = None
         self._optimizer: PrivateOptimizer | None = None
         self._run: Run | None = None
@@ -219,12 +219,12 @@ class PrivacyEngine:
             known_lengths(data_loader.dataset),
             perf.max_tokens,
         )
-        gradients: PrivateGradients | PlainGradients
+        gradients: PrivateGradients | NonPrivateGradients
         if isinstance(method, NonPrivate):
             if noise_multiplier:
                 raise ConfigurationError(f"NonPrivate adds no noise: noise_multiplier={noise_multiplier} must be 0")
-            self._plain = PlainModel(module, trained, perf)
-            gradients = PlainGradients(
+            self._plain = NonPrivateModel(module, trained, perf)
+            gradients = NonPrivateGradients(
                 trained,
                 self._plain.size,
                 loss_reduction=loss_reduction,
@@ -233,12 +233,12 @@ class PrivacyEngine:
         else:
             check_model(module, trained)
             warn_of_hooks(module, trained)
-            treatments = make_plan(module, method, trained)
+            treatments = treat_parameters(module, method, trained)
             if clipping == "per_layer":
-                clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
+                clipper.thresholds(sum(t.kind != "frozen" for t in treatments.parameters))
             device = trained[0].device
             self._recorder = Recorder(
-                treatments.treatments,
+                treatments.parameters,
                 method,
                 streams.projection(device),
                 perf,
@@ -379,7 +379,7 @@ class PrivacyEngine:
     def is_compatible(module: nn.Module) -> bool:
         """Whether a model can be trained privately as it is."""
         try:
-            make_plan(module, LSG())
+            treat_parameters(module, LSG())
         except ConfigurationError:
             return False
         return not problems(module, [p for p in module.parameters() if p.requires_grad])
@@ -390,9 +390,9 @@ class PrivacyEngine:
         return fix(module)
 
 
-def _sealed(gradients: PrivateGradients | PlainGradients) -> str:
+def _sealed(gradients: PrivateGradients | NonPrivateGradients) -> str:
     """The sum about to be released, for the ledger; gradients without noise need no seal."""
-    if isinstance(gradients, PlainGradients):
+    if isinstance(gradients, NonPrivateGradients):
         return ""
     return seal(None if gradients.sum is None else gradients.sum.vector, gradients.noise.state())
 

@@ -16,7 +16,7 @@ from lsg.check.escapes import used_outside
 from lsg.errors import PrivacyError
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
 from lsg.layers.patched_module import Batch, patch_of
-from lsg.layers.plan import Plan
+from lsg.layers.treatments import Treatments
 from lsg.losses import Reduction
 from lsg.model.checked_forwards import CheckedForwards
 from lsg.model.inputs import batch_size, refuse_results
@@ -33,12 +33,17 @@ class Attachment:
     """The rules on a model's modules, its replaced forward, and its hooks."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, recorder: Recorder, perf: PerfConfig, loss_reduction: Reduction = "mean"
+        self,
+        model: nn.Module,
+        treatments: Treatments,
+        recorder: Recorder,
+        perf: PerfConfig,
+        loss_reduction: Reduction = "mean",
     ) -> None:
         self.model, self.recorder = model, recorder
         self.batch: Batch = recorder.batch
         device = recorder.generator.device.type
-        self._rules = ModuleRules(model, plan, recorder.slots, self.batch, kernels=device == "cuda")
+        self._rules = ModuleRules(model, treatments, recorder.slots, self.batch, kernels=device == "cuda")
         self.fast: FastForward | None = None
         if perf.fast(device) and not patch_of(model):  # a model that is one layer is too small to matter
             tape = CudaTape() if perf.graphs(device) else None

@@ -4,8 +4,8 @@ from torch import nn
 
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule, install, patch_of, uninstall
-from lsg.layers.plan import Plan, Use
 from lsg.layers.registry import faster_frozen
+from lsg.layers.treatments import Treatments, Use
 from lsg.model.root import RootForward
 from lsg.parameters.slot import Slot
 
@@ -15,12 +15,16 @@ _NOTHING_KNOWN = KnownCalls()
 class ModuleRules:
     """Puts rules on a model's modules, until `remove`. `trained`: those that the check has to look at."""
 
-    def __init__(self, model: nn.Module, plan: Plan, slots: dict[str, Slot], batch: Batch, *, kernels: bool) -> None:
+    def __init__(
+        self, model: nn.Module, treatments: Treatments, slots: dict[str, Slot], batch: Batch, *, kernels: bool
+    ) -> None:
         """kernels: whether modules that train nothing get faster forwards, too."""
         self._model, self._slots, self._batch = model, slots, batch
         self.trained: list[tuple[nn.Module, PatchedModule]] = []
-        for use in plan.uses:
-            patched = PatchedModule(use.name, _slots_of(use, plan, slots), batch, use.rule.forward, use.rule.method)
+        for use in treatments.uses:
+            patched = PatchedModule(
+                use.name, _slots_of(use, treatments, slots), batch, use.rule.forward, use.rule.method
+            )
             install(use.module, patched)
             self.trained.append((use.module, patched))
         self._for_speed = install_faster(model, batch) if kernels else []
@@ -80,11 +84,11 @@ class ModuleRules:
         return None
 
 
-def _slots_of(use: Use, plan: Plan, slots: dict[str, Slot]) -> dict[str, Slot]:
+def _slots_of(use: Use, treatments: Treatments, slots: dict[str, Slot]) -> dict[str, Slot]:
     """A module's slots by local name; three for a split weight."""
     found: dict[str, Slot] = {}
     for local, name in use.parameters.items():
-        parts = plan.splits.get(name, [name])
+        parts = treatments.splits.get(name, [name])
         keys = [local] if parts == [name] else [f"{local}[{i}]" for i in range(len(parts))]
         found |= {key: slots[part] for key, part in zip(keys, parts, strict=True)}
     return found

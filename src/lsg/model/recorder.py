@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.patched_module import Batch
-from lsg.layers.plan import Treatment
+from lsg.layers.treatments import Treatment
 from lsg.methods import Method
 from lsg.parameters.outer import OuterProducts
 from lsg.parameters.slot import Slot

@@ -23,7 +23,7 @@ from lsg.parameters.slot import Recordable, calls_apart
 from lsg.speed.transformers_masks import without_needless_masks
 
 _MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
-_PLAIN = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
+_CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
 _A_TENSOR = object()  # stands for one among what a model returned
 
 
@@ -97,7 +97,7 @@ class GraphedForward:
         if not self._recordable:
             return self._forward(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):
+        if not all(isinstance(leaf, Tensor | _CONSTANT) for leaf in leaves):
             return self._forward(*args, **kwargs)  # an object may hold other tensors at the next call
         key = (structure, *map(_signature, leaves), self._surroundings())
         if key not in self._recordings and len(self._recordings) < _MOST_RECORDINGS:

@@ -1,4 +1,4 @@
-"""From per-sample gradients to `.grad`: the privacy rules in their order, or the plain sum without them."""
+"""From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
@@ -40,7 +40,7 @@ class GradientSource(Protocol):
         """Drop what was collected since the last release."""
 
     def partial_sum(self) -> dict[str, Any] | None:
-        """What was collected since the last release, as plain values. It is not private."""
+        """What was collected since the last release, as tensors and numbers. It is not private."""
 
     def load_partial_sum(self, state: dict[str, Any]) -> None:
         """Go on from what `partial_sum` returned."""
@@ -142,7 +142,7 @@ class PrivateGradients:
         return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.parameter.device), self.clipper.bound)
 
 
-class PlainGradients:
+class NonPrivateGradients:
     """Non-private training in the same loop: the sum of ordinary gradients, over the expected batch size."""
 
     def __init__(
