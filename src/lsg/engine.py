@@ -14,7 +14,7 @@ from lsg.accounting.step_accounting import StepAccounting, Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
 from lsg.fix import fix
-from lsg.layers.patched_module import is_private
+from lsg.layers.install import is_private
 from lsg.layers.treatments import treat_parameters
 from lsg.methods import LSG, Method, NonPrivate
 from lsg.model.attachment import Attachment

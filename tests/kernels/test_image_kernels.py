@@ -17,8 +17,9 @@ from lsg.kernels import conv_kernel, conv_reference, group_norm_kernel, optional
 from lsg.kernels.factor_gradient import select
 from lsg.kernels.optional_triton import untransformed
 from lsg.layers.group_norm import frozen_group_norm_forward
-from lsg.layers.patched_module import Batch, PatchedModule, is_private, patch_of, uninstall
-from lsg.layers.patched_module import install as put_on
+from lsg.layers.install import install as put_on
+from lsg.layers.install import is_private, patch_of, uninstall
+from lsg.layers.patched_module import Batch, PatchedModule
 from lsg.methods import Method
 from lsg.model.module_rules import install_faster
 from tests.layers.test_rules import CASES, METHODS, test_rule_equals_batch_of_one

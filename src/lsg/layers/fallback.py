@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
-from lsg.layers.patched_module import PatchedModule, patch_of
+from lsg.layers.install import patch_of
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rule import Rule
 from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
 from lsg.parameters.slot import Slot

@@ -1,10 +1,8 @@
-"""Patched modules: a module whose forward goes through a rule, and how that is put on and taken off again.
+"""A patched module: what belongs to a module whose forward goes through a rule. `install.py` puts it on.
 
-The module stays the same object of the same class: only its instance gets a `forward`, a bound method, and a `_lsg`
-attribute. On a copy or a pickle of the module both are inert: it behaves as any module of its class.
+All that changes while a model is trained is changed by the methods here.
 """
 
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
-from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
-from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, leaves_of, signature
+from lsg.layers.instance_methods import nothing
+from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, signature
 from lsg.parameters.cast_cache import LastCast
 from lsg.parameters.slot import Slot
 
@@ -149,6 +147,11 @@ class PatchedModule:
         """A forward begins again: its calls are numbered from 0."""
         self._calls = 0
 
+    @property
+    def calls(self) -> int:
+        """How many there were so far."""
+        return self._calls
+
     def next_call(self) -> int:
         """The number of the call that begins."""
         number, self._calls = self._calls, self._calls + 1
@@ -233,66 +236,3 @@ class KnownCalls:
 
 def _in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def patch_of(module: nn.Module) -> "PatchedModule | None":
-    """The patched module that a module has, if any."""
-    patched = module.__dict__.get("_lsg")
-    assert patched is None or isinstance(patched, PatchedModule)
-    return patched
-
-
-def _through_rule(method: str) -> Callable[..., Any]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        patched: PatchedModule | None = self.__dict__["_lsg"]
-        if patched is None:  # a copy of a private model has no rules
-            return getattr(type(self), method)(self, *args, **kwargs)
-        batch = patched.batch
-        if patched.for_speed:
-            return patched.rule(self, patched, *args, **kwargs)
-        if batch.watch is not None:
-            return batch.watch(self, patched, args, kwargs)
-        if not torch.is_grad_enabled():
-            return patched.own_forward(*args, **kwargs)
-        number, places = patched._calls, patched.places(leaves_of(args, kwargs))
-        out = patched.rule(self, patched, places, *args, **kwargs)
-        if batch.witness is not None:
-            batch.witness(patched, number, out)
-        return out
-
-    forward.__name__ = method  # a pickled bound method is looked up by name: the class's own is found
-    return forward
-
-
-_METHODS = ("forward", "compute_bias", "compute_position_bias", "get_prompt")
-_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in _METHODS}
-for _patch in _PATCHES.values():
-    register_patch(_patch, "_lsg")
-
-
-def is_private(model: nn.Module) -> bool:
-    """Whether an engine trains the model or a part of it."""
-    patched_modules = (patch_of(module) for module in model.modules())
-    return any(patched is not None and patched.slots for patched in patched_modules)
-
-
-def install(module: nn.Module, patched: PatchedModule) -> None:
-    """In place of one that is there for speed alone, if there is one."""
-    before = patch_of(module)
-    if before is not None:
-        uninstall(module, before)
-    patched.replace(swap_in(module, patched.method, _PATCHES[patched.method]))
-    module.__dict__["_lsg"] = patched
-
-
-def patched_method(module: nn.Module, patched: PatchedModule) -> Callable[..., Any]:
-    """A method of the module that goes through its rule, for whoever calls it in place of the module's own."""
-    module.__dict__["_lsg"] = patched
-    return types.MethodType(_PATCHES[patched.method], module)
-
-
-def uninstall(module: nn.Module, patched: PatchedModule) -> None:
-    """Nothing where another patched module has taken its place."""
-    if patch_of(module) is patched:
-        del module.__dict__["_lsg"]
-        swap_out(module, patched.method, patched.own_forward)

@@ -14,15 +14,16 @@ from torch.nn.utils.rnn import PackedSequence
 
 from lsg.check.escapes import used_outside
 from lsg.errors import PrivacyError
+from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
-from lsg.layers.patched_module import Batch, patch_of
+from lsg.layers.patched_module import Batch
 from lsg.layers.treatments import Treatments
 from lsg.losses import Reduction
 from lsg.model.checked_forwards import CheckedForwards
 from lsg.model.inputs import batch_size, refuse_results
 from lsg.model.module_rules import ModuleRules
 from lsg.model.recorder import Recorder
-from lsg.model.root import Reaching, RootForward
+from lsg.model.root import CallWhileAlive, RootForward
 from lsg.parameters.slot import Slot
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward, pad_rows
@@ -53,7 +54,7 @@ class Attachment:
         self._root = RootForward(model, self)
         self._checked = CheckedForwards(model, self._rules, recorder, self._root, self.fast, loss_reduction)
         self._own_zero_grad = swap_in(model, "zero_grad", _zero_grad)
-        model.__dict__["_lsg_clear"] = Reaching(recorder.clear)
+        model.__dict__["_lsg_clear"] = CallWhileAlive(recorder.clear)
         self._handles = [
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in recorder.slots.values()),
             *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),

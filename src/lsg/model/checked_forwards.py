@@ -63,7 +63,7 @@ class CheckedForwards:
                 why = why or str(needed)
                 root = self._root if self._fast is None else None
                 for place, parameter in needed.wanted:
-                    if not self._rules.run_apart(place, parameter, root):
+                    if not self._rules.run_each_sample(place, parameter, root):
                         raise PrivacyError(why) from None
             except PrivacyError as error:
                 raise PrivacyError(why or str(error)) from error

@@ -3,7 +3,8 @@
 from torch import nn
 
 from lsg.layers.fallback import fallback_forward
-from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule, install, patch_of, uninstall
+from lsg.layers.install import install, patch_of, uninstall
+from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.layers.registry import faster_frozen
 from lsg.layers.treatments import Treatments, Use
 from lsg.model.root import RootForward
@@ -43,7 +44,7 @@ class ModuleRules:
         for _, patched in self.trained:
             patched.restart()
 
-    def run_apart(
+    def run_each_sample(
         self, place: nn.Module | PatchedModule, parameter: nn.Parameter | None, root: RootForward | None
     ) -> bool:
         """Let a module, or the one around a patched module, run sample by sample, with a parameter of another one that

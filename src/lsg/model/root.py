@@ -12,8 +12,9 @@ from torch import nn
 
 from lsg.check.kept_state import snapshot
 from lsg.errors import PrivacyError
+from lsg.layers.install import patched_method
 from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
-from lsg.layers.patched_module import Batch, PatchedModule, UnknownCall, patched_method
+from lsg.layers.patched_module import Batch, PatchedModule, UnknownCall
 from lsg.speed.fast_forward import cut_rows, signed
 
 
@@ -114,7 +115,7 @@ _forward.__name__ = "forward"
 register_patch(_forward, "_lsg_root")
 
 
-class Reaching:
+class CallWhileAlive:
     """A method of an object that may be gone by now. A copy of it does nothing."""
 
     def __init__(self, method: Callable[[], None] | None) -> None:
@@ -125,8 +126,8 @@ class Reaching:
         if method is not None:
             method()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Reaching":
-        return Reaching(None)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CallWhileAlive":
+        return CallWhileAlive(None)
 
     def __reduce__(self) -> Any:
-        return (Reaching, (None,))
+        return (CallWhileAlive, (None,))
