@@ -1,7 +1,7 @@
 """Attaches a recorder to a model, until `detach`: what happens before and after each of the model's forwards.
 
-The way of a forward: root -> `begin` -> recorder (subspaces, carriers) -> check, if it is of a new kind -> the layers'
-rules -> `end`. Each calls the next one, and none calls back.
+A forward of the model goes through `RootForward`: `begin` (the recorder makes subspaces and carriers; the check, if the
+forward is of a new kind), the model's own forward with its layers' rules, `end`. What is called does not call back.
 """
 
 import weakref
