@@ -14,7 +14,7 @@ from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
-from lsg.layers.plan import make_plan
+from lsg.layers.treatments import treat_parameters
 from lsg.methods import LSG, Method
 from lsg.model.recorder import Recorder
 from lsg.model.validation import check_delta, problems
@@ -36,6 +36,8 @@ from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.run_state import RunState
 from lsg.subspace import Subspace
+
+_NOT_ATTACHED = "this engine is not attached to a model: call make_private first"
 
 
 class PrivacyEngine:
@@ -227,7 +229,7 @@ class PrivacyEngine:
         recorder = self._recorder_in_use()
         if not recorder.pending:
             raise PrivacyError("no per-sample gradients: call this after loss.backward() and before optimizer.step()")
-        size = recorder.batch.records or 1
+        size = recorder.records or 1
         scale = size if self.run.optimizer.gradients.loss_reduction == "mean" else 1
         found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, slot in recorder.slots.items():
@@ -241,8 +243,9 @@ class PrivacyEngine:
     @property
     def compile_seconds(self) -> float:
         """Time spent compiling and recording so far, 0 where nothing is."""
-        plain = None if self._attached is None else self._attached.plain
-        fast = self._recorder_in_use().fast if plain is None else plain.fast
+        if self._attached is None:
+            raise PrivacyError(_NOT_ATTACHED)
+        fast = self._attached.fast
         return 0.0 if fast is None else fast.seconds
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,7 +269,7 @@ class PrivacyEngine:
     def run(self) -> RunState:
         """The model, optimizer and sampler that belong together since `make_private`."""
         if self._attached is None:
-            raise PrivacyError("this engine is not attached to a model: call make_private first")
+            raise PrivacyError(_NOT_ATTACHED)
         return self._attached.run
 
     def detach(self) -> None:
@@ -277,18 +280,19 @@ class PrivacyEngine:
 
     @property
     def _recorder(self) -> Recorder | None:
-        return None if self._attached is None else self._attached.recorder
+        attachment = None if self._attached is None else self._attached.attachment
+        return None if attachment is None else attachment.recorder
 
     def _recorder_in_use(self) -> Recorder:
         if self._recorder is None:
-            raise PrivacyError("this engine is not attached to a model: call make_private first")
+            raise PrivacyError(_NOT_ATTACHED)
         return self._recorder
 
     @staticmethod
     def is_compatible(module: nn.Module) -> bool:
         """Whether a model can be trained privately as it is."""
         try:
-            make_plan(module, LSG())
+            treat_parameters(module, LSG())
         except ConfigurationError:
             return False
         return not problems(module, [p for p in module.parameters() if p.requires_grad])

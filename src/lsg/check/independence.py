@@ -33,7 +33,7 @@ from lsg.errors import LsgError, PrivacyError, first_line, is_out_of_memory
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.losses import Reduction
-from lsg.parameters.slot import Slot, recast
+from lsg.parameters.slot import Slot, refresh_casts
 
 _FEW = 3  # of two samples a batch norm would make plus and minus one, whatever they are
 _SLOW = 1.0  # seconds from which on the check says what it does
@@ -92,7 +92,7 @@ class Check:
 
     def _run_as_it_is(self, inputs: tuple[Any, Any]) -> None:
         """The whole batch, without rules."""
-        self._batch.watch = lambda module, patched, args, kwargs: patched.plain(*args, **kwargs)
+        self._batch.watch = lambda module, patched, args, kwargs: patched.own_forward(*args, **kwargs)
         try:
             with self._quietly(True):
                 self._run(inputs)
@@ -128,7 +128,7 @@ class Check:
         """One forward, with the same random numbers as any other of that seed."""
         seed = self._seed if seed is None else seed
         for patched in self._patched_modules:
-            patched.calls = 0
+            patched.restart()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
@@ -299,7 +299,7 @@ class Check:
     def _check_loss(self, look: Look, size: int, inputs: tuple[Any, Any]) -> None:
         """One that the model returns must be a mean or a sum over records."""
         if any(trail.trains and trail.value.numel() == 1 for trail in look.base.output):
-            self._batch.watch = lambda module, patched, args, kwargs: patched.plain(*args, **kwargs)
+            self._batch.watch = lambda module, patched, args, kwargs: patched.own_forward(*args, **kwargs)
             try:
                 with put_back(self._model):
                     check_loss(self._model, self._forward, inputs, size, self._loss_reduction)
@@ -311,7 +311,7 @@ class Check:
         looks = [as_is]
         try:
             with moved_parameters([slot.parameter for slot in self._slots]):
-                recast(self._slots)
+                refresh_casts(self._slots)
                 moved = self._look_again(as_is.few)
                 self._seed = _LOW if moved is None else _HIGH
                 if moved is not None:
@@ -321,7 +321,7 @@ class Check:
                     looks[-1], self._is_random
                 )
         finally:
-            recast(self._slots)
+            refresh_casts(self._slots)
         for look in looks:
             look.learn(known, size)
         if self._dropout is not None and not self._dropout.used and not self._draws:

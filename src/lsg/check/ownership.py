@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.check.kept_state import tensors_in
-from lsg.layers.fallback import fallback_forward, one_each_forward
+from lsg.layers.fallback import fallback_forward
+from lsg.layers.made_once import one_each_forward
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.samples import SHARED, Axis, SampleAxis, leaves_of
 from lsg.layers.subclasses import FUNCTION, Listen, intercepted_forward
@@ -132,9 +133,9 @@ class Recording:
         self._apart += patched.rule is fallback_forward
         if patched.rule is intercepted_forward:
             with Listen(module, lambda x, out: self._end(self._begin(module, patched, [FUNCTION, x]), [out])):
-                out = patched.plain(*args, **kwargs)
+                out = patched.own_forward(*args, **kwargs)
         else:
-            out = patched.plain(*args, **kwargs)
+            out = patched.own_forward(*args, **kwargs)
         self._apart -= patched.rule is fallback_forward
         with torch._C.DisableTorchFunction():
             self._end(begun, pytree.tree_leaves(out))
@@ -160,7 +161,7 @@ class Recording:
             self.decisions.append(self._reference.decisions[len(self.decisions)])
 
     def _begin(self, module: nn.Module, patched: PatchedModule, leaves: list[Any]) -> Call | None:
-        number, patched.calls = patched.calls, patched.calls + 1
+        number = patched.next_call()
         self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
         if self._reference is None:
             call = Call(patched, number, [_kept(leaf) for leaf in leaves], type(module).__name__)

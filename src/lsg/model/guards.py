@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from lsg.losses import Reduction
+from lsg.model.attachment import Attachment
 from lsg.model.batch_norm import watch_batch_norms
 from lsg.model.hooks import Hook
 from lsg.model.model_losses import ModelLosses
 from lsg.model.outside_losses import LossWatch
 from lsg.model.parameters_in_place import ParametersInPlace
-from lsg.model.recorder import Recorder
 from lsg.model.several_forwards import SeveralForwards
 from lsg.sampling.clock import Clock
 
@@ -21,13 +21,13 @@ class Guards:
     """From `make_private` to `detach`: refuses what would break the guarantee when it happens."""
 
     def __init__(
-        self, recorder: Recorder, clock: Clock, trained: list[nn.Parameter], loss_reduction: Reduction
+        self, attachment: Attachment, clock: Clock, trained: list[nn.Parameter], loss_reduction: Reduction
     ) -> None:
-        model = recorder.model
+        model = attachment.model
         self.parameters = ParametersInPlace(model, trained)
         self._losses = ModelLosses(model, loss_reduction)
         self._loss_watch, self._forwards = LossWatch(loss_reduction), SeveralForwards()
-        self._recorder, self._clock = weakref.ref(recorder), weakref.ref(clock)
+        self._attachment, self._clock = weakref.ref(attachment), weakref.ref(clock)
         self._handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
             model.register_forward_hook(Hook(self._after)),
@@ -47,6 +47,6 @@ class Guards:
             self._forwards.note((args, kwargs), batch, None if batch is None else batch.left)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            self._loss_watch.watch(output, recorder.batch.records)
+        attachment = self._attachment()
+        if attachment is not None:
+            self._loss_watch.watch(output, attachment.batch.records)

@@ -12,16 +12,9 @@ from torch import nn
 
 from lsg.check.kept_state import snapshot
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import (
-    Batch,
-    PatchedModule,
-    UnknownCall,
-    nothing,
-    patched_method,
-    register_patch,
-    swap_in,
-    swap_out,
-)
+from lsg.layers.install import patched_method
+from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
+from lsg.layers.patched_module import Batch, PatchedModule, UnknownCall
 from lsg.speed.fast_forward import cut_rows, signed
 
 
@@ -29,7 +22,10 @@ class ForwardEvents(Protocol):
     """What has to be done around a forward."""
 
     batch: Batch
-    keeps_state: bool  # whether the model keeps anything from batch to batch
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the model keeps anything from batch to batch."""
 
     def begin(self, inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         """Returns the inputs as the model gets them."""
@@ -46,7 +42,7 @@ class RootForward:
 
     def __init__(self, model: nn.Module, events: ForwardEvents) -> None:
         self._model, self._events = model, events
-        self.plain: Callable[..., Any] = swap_in(model, "forward", signed(model.forward, _forward))
+        self.replaced: Callable[..., Any] = swap_in(model, "forward", signed(model.forward, _forward))
         model.__dict__["_lsg_root"] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -57,16 +53,17 @@ class RootForward:
 
     def put_under(self, patched: PatchedModule) -> None:
         """Let the model itself run through a patched module's rule, inside of what this does."""
-        patched.plain, self.plain = self.plain, patched_method(self._model, patched)
+        patched.replace(self.replaced)
+        self.replaced = patched_method(self._model, patched)
 
     def remove(self) -> None:
-        swap_out(self._model, "forward", self.plain)
+        swap_out(self._model, "forward", self.replaced)
         del self._model.__dict__["_lsg_root"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         events = self._events
         if not torch.is_grad_enabled() or events.batch.in_forward or events.batch.watch is not None:
-            return self.plain(*args, **kwargs)
+            return self.replaced(*args, **kwargs)
         inputs = _begin(events, args, kwargs)
         output = self._run(events, inputs)
         _end(events, output)
@@ -80,7 +77,7 @@ class RootForward:
         restore = snapshot(self._model) if events.keeps_state else None
         events.batch.in_forward = True
         try:
-            return self.plain(*inputs[0], **inputs[1])
+            return self.replaced(*inputs[0], **inputs[1])
         except UnknownCall as call:
             unknown = call
         finally:
@@ -118,7 +115,7 @@ _forward.__name__ = "forward"
 register_patch(_forward, "_lsg_root")
 
 
-class Reaching:
+class CallWhileAlive:
     """A method of an object that may be gone by now. A copy of it does nothing."""
 
     def __init__(self, method: Callable[[], None] | None) -> None:
@@ -129,8 +126,8 @@ class Reaching:
         if method is not None:
             method()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Reaching":
-        return Reaching(None)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CallWhileAlive":
+        return CallWhileAlive(None)
 
     def __reduce__(self) -> Any:
-        return (Reaching, (None,))
+        return (CallWhileAlive, (None,))

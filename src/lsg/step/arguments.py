@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
-from lsg.layers.patched_module import is_private
+from lsg.layers.install import is_private
 from lsg.methods import Method, NonPrivate
 from lsg.model.opacus import check_opacus_arguments, refuse_opacus
 from lsg.model.validation import (

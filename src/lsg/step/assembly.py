@@ -6,10 +6,11 @@ from typing import Any
 from lsg.accounting import Accountant
 from lsg.accounting.ledger import Ledger
 from lsg.accounting.step_accounting import StepAccounting
-from lsg.layers.plan import make_plan
+from lsg.layers.treatments import treat_parameters
 from lsg.methods import NonPrivate
+from lsg.model.attachment import Attachment
 from lsg.model.guards import Guards
-from lsg.model.non_private import PlainModel
+from lsg.model.non_private import NonPrivateModel
 from lsg.model.recorder import Recorder
 from lsg.model.validation import untrained_parameters
 from lsg.sampling.clock import Clock
@@ -17,31 +18,38 @@ from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_gener
 from lsg.sampling.plan import LogicalBatches
 from lsg.sampling.secure_source import SecureNoise
 from lsg.sampling.streams import Streams
+from lsg.speed.fast_forward import FastForward
 from lsg.step.arguments import CheckedArguments
-from lsg.step.gradients import PlainGradients, PrivateGradients
+from lsg.step.gradients import NonPrivateGradients, PrivateGradients
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.run_state import RunState, describe
 
 
 @dataclass(frozen=True)
 class Attached:
-    """What is on a model from `make_private` to `detach`. Training without privacy has no recorder and no guards, but
-    a `plain` model in their place."""
+    """What is on a model from `make_private` to `detach`. Training without privacy has no attachment and no
+    guards, but a `non_private` model in their place."""
 
     run: RunState
     loader: PrivateDataLoader
-    recorder: Recorder | None
+    attachment: Attachment | None
     guards: Guards | None
-    plain: PlainModel | None
+    non_private: NonPrivateModel | None
 
     @property
     def optimizer(self) -> PrivateOptimizer:
         return self.run.optimizer
 
+    @property
+    def fast(self) -> FastForward | None:
+        """The model's forward, compiled or recorded, where it is."""
+        owner = self.attachment or self.non_private
+        return None if owner is None else owner.fast
+
     def detach(self) -> None:
         """Give the model back as it was, and end the optimizer's steps."""
         self.optimizer.close()
-        for part in (self.recorder, self.plain):
+        for part in (self.attachment, self.non_private):
             if part is not None:
                 part.detach()
         if self.guards is not None:
@@ -65,16 +73,17 @@ def assemble(
         known_lengths(given.data_loader.dataset),
         given.perf.max_tokens,
     )
-    recorder, guards, plain = None, None, None
-    gradients: PrivateGradients | PlainGradients
+    attachment, guards, non_private = None, None, None
+    gradients: PrivateGradients | NonPrivateGradients
     if isinstance(given.method, NonPrivate):
-        plain = PlainModel(given.module, given.trained, given.perf)
-        gradients = _plain_gradients(given, plain)
+        non_private = NonPrivateModel(given.module, given.trained, given.perf)
+        gradients = _non_private_gradients(given, non_private)
         clock = Clock(gradients)
     else:
-        gradients = _private_gradients(given, streams, by_tokens=sampler.max_tokens is not None)
-        clock, recorder = Clock(gradients), gradients.recorder
-        guards = Guards(recorder, clock, given.trained, given.loss_reduction)
+        attachment = _attachment(given, streams, by_tokens=sampler.max_tokens is not None)
+        gradients = _private_gradients(given, streams, attachment.recorder)
+        clock = Clock(gradients)
+        guards = Guards(attachment, clock, given.trained, given.loss_reduction)
     step_accounting = StepAccounting(accountant, given.sampling, ledger=ledger, replayable=sampler.source.replayable)
     optimizer = PrivateOptimizer(
         given.optimizer,
@@ -88,38 +97,39 @@ def assemble(
     settings = _settings(given, noise_multiplier, accountant)
     run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings)
     loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
-    return Attached(run, loader, recorder, guards, plain)
+    return Attached(run, loader, attachment, guards, non_private)
 
 
-def _private_gradients(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -> PrivateGradients:
+def _attachment(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -> Attachment:
     """Puts the rules on the model. by_tokens: micro-batches are limited by their tokens, so that no size is fixed."""
-    treatments = make_plan(given.module, given.method, given.trained)
+    treatments = treat_parameters(given.module, given.method, given.trained)
     if given.clipping == "per_layer":
-        given.clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
-    device = given.trained[0].device
+        given.clipper.thresholds(sum(t.kind != "frozen" for t in treatments.parameters))
     recorder = Recorder(
-        given.module,
-        treatments,
+        treatments.parameters,
         given.method,
-        streams.projection(device),
+        streams.projection(given.trained[0].device),
         given.perf,
         None if by_tokens else given.max_physical_batch_size,
         untrained_parameters(given.module, given.optimizer),
-        given.loss_reduction,
     )
+    return Attachment(given.module, treatments, recorder, given.perf, given.loss_reduction)
+
+
+def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Recorder) -> PrivateGradients:
     return PrivateGradients(
         recorder,
         given.clipper,
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
-        noise=streams.noise(device),
+        noise=streams.noise(given.trained[0].device),
     )
 
 
-def _plain_gradients(given: CheckedArguments, plain: PlainModel) -> PlainGradients:
-    return PlainGradients(
+def _non_private_gradients(given: CheckedArguments, model: NonPrivateModel) -> NonPrivateGradients:
+    return NonPrivateGradients(
         given.trained,
-        plain.size,
+        model.size,
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.sampling.loader import PrivateDataLoader
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.out_of_memory import BackwardInPieces, Loss

@@ -12,7 +12,8 @@ from typing import Literal
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.layers.registry import Rule, is_fallback, rule_for
+from lsg.layers.registry import is_fallback, rule_for
+from lsg.layers.rule import Rule
 from lsg.methods import Method, Selector
 from lsg.parameters.slot import Layout
 
@@ -46,15 +47,15 @@ class Treatment:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """uses: the modules that need a rule. treatments: one for each parameter, in the model's order."""
+class Treatments:
+    """uses: the modules that need a rule. parameters: one treatment for each, in the model's order."""
 
     uses: tuple[Use, ...]
-    treatments: tuple[Treatment, ...]
+    parameters: tuple[Treatment, ...]
     splits: dict[str, list[str]] = field(default_factory=dict)  # name of a fused weight -> names of its parts
 
 
-def make_plan(model: nn.Module, method: Method, trained: Iterable[nn.Parameter] | None = None) -> Plan:
+def treat_parameters(model: nn.Module, method: Method, trained: Iterable[nn.Parameter] | None = None) -> Treatments:
     """`trained` defaults to the parameters that require a gradient."""
     names = {id(p): name for name, p in model.named_parameters()}
     wanted = {id(p) for p in (model.parameters() if trained is None else trained) if p.requires_grad}
@@ -74,7 +75,7 @@ def make_plan(model: nn.Module, method: Method, trained: Iterable[nn.Parameter] 
         if len(parts) > 1:
             splits[name] = [part.name for part in parts]
         treatments.extend(parts)
-    return Plan(uses, tuple(treatments), splits)
+    return Treatments(uses, tuple(treatments), splits)
 
 
 def _uses(model: nn.Module, names: dict[int, str], wanted: set[int]) -> Iterator[Use]:
