@@ -8,7 +8,8 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.perf import padded_size
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import TorchNoise
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import LSG, PrivacyEngine
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
 from lsg.sampling.secure_source import SecureNoise, box_muller
 from lsg.step.clipping import ClippedSum

@@ -17,8 +17,8 @@ from typing import Any
 from torch import nn
 
 from lsg.check.agreement import Agreement
+from lsg.check.changed_runs import FEW, Looks
 from lsg.check.look import Expected, Look
-from lsg.check.looks import FEW, Looks
 from lsg.check.loss_check import check_loss
 from lsg.check.quiet import moved_parameters
 from lsg.check.records import FewRecords

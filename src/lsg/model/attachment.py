@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from lsg.check.escapes import used_outside
+from lsg.check.outside_uses import used_outside
 from lsg.errors import PrivacyError
 from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
@@ -23,7 +23,7 @@ from lsg.model.checked_forwards import CheckedForwards
 from lsg.model.inputs import batch_size, refuse_results
 from lsg.model.module_rules import ModuleRules
 from lsg.model.recorder import Recorder
-from lsg.model.root import CallWhileAlive, RootForward
+from lsg.model.root_forward import CallWhileAlive, RootForward
 from lsg.parameters.slot import Slot
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward, pad_rows

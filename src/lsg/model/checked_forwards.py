@@ -14,7 +14,7 @@ from lsg.layers.samples import signature
 from lsg.losses import Reduction
 from lsg.model.module_rules import ModuleRules
 from lsg.model.recorder import Recorder
-from lsg.model.root import RootForward
+from lsg.model.root_forward import RootForward
 from lsg.speed.fast_forward import FastForward
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -7,7 +7,7 @@ from lsg.layers.install import install, patch_of, uninstall
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.layers.registry import faster_frozen
 from lsg.layers.treatments import Treatments, Use
-from lsg.model.root import RootForward
+from lsg.model.root_forward import RootForward
 from lsg.parameters.slot import Slot
 
 _NOTHING_KNOWN = KnownCalls()

@@ -15,7 +15,8 @@ from torch.utils.data import (
 
 from lsg.errors import ConfigurationError
 from lsg.sampling.clock import Clock
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 
 
 class TakesSteps(Protocol):

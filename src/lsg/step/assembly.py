@@ -15,7 +15,7 @@ from lsg.model.recorder import Recorder
 from lsg.model.validation import untrained_parameters
 from lsg.sampling.clock import Clock
 from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator
-from lsg.sampling.plan import LogicalBatches
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.secure_source import SecureNoise
 from lsg.sampling.streams import Streams
 from lsg.speed.fast_forward import FastForward

@@ -17,7 +17,7 @@ from lsg.accounting.step_accounting import StepAccounting
 from lsg.errors import ConfigurationError
 from lsg.methods import Method
 from lsg.sampling.clock import Clock, Position
-from lsg.sampling.plan import LogicalBatches
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import TorchNoise
 from lsg.step.gradients import PrivateGradients
 from lsg.step.optimizer import PrivateOptimizer

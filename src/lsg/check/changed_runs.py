@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from lsg.check.escapes import Escapes, used_outside
 from lsg.check.kept_refusals import refuse_kept, refuse_kept_apart
 from lsg.check.look import ADVICE, Look, NeedsRule
+from lsg.check.outside_uses import Escapes, used_outside
 from lsg.check.recording import Recording
 from lsg.check.records import FewRecords
 from lsg.check.trial_runs import HIGH, LOW, TrialRuns
