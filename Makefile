@@ -26,7 +26,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[all,dev]'
 	touch $@
 
 # Leaves runs/ (results) and .venv (minutes to rebuild; remove it by hand).

@@ -22,18 +22,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import broken
 
 from lsg.audit.batches import audit_batches
-from lsg.audit.report import CLIPPINGS, METHODS
+from lsg.audit.report import CLIPPINGS, audited_method
 from lsg.audit.white_box import audit_step
+from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping
 from lsg.train.provenance import provenance
 
 CONFIDENCE, EPSILON, DELTA, TRIALS, SAMPLED_EPOCHS = 0.999, 3.0, 1e-5, 4000, 20
 BROKEN = {
     "factors clipped one by one": (broken.factors_clipped_one_by_one, ("lsg", "rgp")),
-    "noise forgotten on one layer": (broken.noise_forgotten_on_one_layer, tuple(METHODS)),
+    "noise forgotten on one layer": (broken.noise_forgotten_on_one_layer, PRIVATE_METHODS),
     "mask after the norm": (broken.mask_after_the_norm, ("lsg", "sparse-dpsgd")),
-    "noise divided by the batch size twice": (broken.noise_divided_by_the_batch_size_twice, tuple(METHODS)),
-    "half the noise": (broken.half_the_noise, tuple(METHODS)),
+    "noise divided by the batch size twice": (broken.noise_divided_by_the_batch_size_twice, PRIVATE_METHODS),
+    "half the noise": (broken.half_the_noise, PRIVATE_METHODS),
 }
 
 
@@ -43,7 +44,7 @@ def step(
     torch.set_num_threads(1)
     with damage or nullcontext():
         found = audit_step(
-            METHODS[method](), clipping, epsilon=EPSILON, delta=DELTA, trials=TRIALS, seed=seed, alpha=alpha
+            audited_method(method), clipping, epsilon=EPSILON, delta=DELTA, trials=TRIALS, seed=seed, alpha=alpha
         )
     return {
         "method": method,
@@ -59,7 +60,7 @@ def step(
 
 def main(seeds: int) -> None:
     started = time.perf_counter()
-    settings = list(product(METHODS, CLIPPINGS, range(seeds)))
+    settings = list(product(PRIVATE_METHODS, CLIPPINGS, range(seeds)))
     alpha = (1 - CONFIDENCE) / (len(settings) + seeds)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         intact = pool.starmap(step, [(*setting, alpha) for setting in settings], chunksize=1)

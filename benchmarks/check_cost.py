@@ -44,7 +44,7 @@ def micro_batches(shape: Preset, device: torch.device, precision: str, count: in
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        optimizer.begin_micro_batch(optimizer.enter_epoch(), size=len(x), last=True)
+        optimizer.clock.begin_micro_batch(optimizer.clock.enter_epoch(), size=len(x), last=True)
         with setting.autocast():
             loss = setting.workload.loss(model, x, y)
         loss.backward()

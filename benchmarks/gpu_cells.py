@@ -4,7 +4,8 @@
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
 preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
-of its method and masks, or of the slowest so far. Of each cell its result.json alone is kept.
+of its method and masks, or of the slowest so far. Of each cell its result.json alone is kept; for results/, fold them
+into one file: `python -m lsg.reproduce.records STORE`.
 """
 
 import gc
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 import lsg.train.run as runs
+from lsg.train import checkpoints as checkpoint_times
 from lsg.train.config import RunConfig
 from lsg.train.folder import RunFolder
 from lsg.train.presets import preset
@@ -30,7 +32,7 @@ class Lease:
         self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
         self._pace: dict[tuple[str, str], float] = {}  # seconds a sample, of the last cell of each method and masks
         if not checkpoints:
-            runs._CHECKPOINT_SECONDS = float("inf")
+            checkpoint_times.SECONDS_BETWEEN = float("inf")
 
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
         """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""

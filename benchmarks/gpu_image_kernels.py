@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine
-from lsg.kernels import conv_kernel, group_norm_kernel
+from lsg.kernels import conv_kernel, conv_reference, group_norm_kernel
 from lsg.kernels.optional_triton import without_kernels
-from lsg.layers import conv
 from lsg.methods import Method
 
 GEOMETRIES = {  # taps, stride, padding, dilation
@@ -58,7 +57,7 @@ def check_products(dtype: torch.dtype, name: str, channels: int, ranks: int) -> 
     x = images(9, channels, 13, 12, dtype=dtype)
     like = F.conv2d(x[:, :1], x.new_zeros(1, 1, *taps), None, stride, padding, dilation)
     h = images(9, ranks, *like.shape[2:], dtype=dtype)
-    wanted = conv._patch_products(h.double(), x.double(), *geometry)
+    wanted = conv_reference.patch_products(h.double(), x.double(), *geometry)
     entries = wanted.shape[2]
     kept = torch.randperm(entries, device="cuda")[: max(1, entries // 3)].sort().values
     place = torch.full((entries,), -1, dtype=torch.int32, device="cuda")
@@ -146,7 +145,7 @@ def time_all() -> None:
         plain = F.group_norm(leaf.float(), 16, None, None, 1e-5)
         times = {
             "products": lambda x=x, h=h: conv_kernel.patch_products(h, x, *GEOMETRIES["3x3"]),
-            "plain": lambda x=x, h=h: conv._patch_products(h, x, *GEOMETRIES["3x3"]),
+            "plain": lambda x=x, h=h: conv_reference.patch_products(h, x, *GEOMETRIES["3x3"]),
             "norm": lambda x=x: group_norm_kernel.normalise(x, 16, None, None, 1e-5, FP32),
             "plain norm": lambda x=x: F.group_norm(x.float(), 16, None, None, 1e-5),
             "its backward": lambda x=x, g=g, m=mean, r=rstd: group_norm_kernel.differentiate(g, x, 16, None, m, r),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, LSG, PerfConfig, PrivacyEngine, SparseDPSGD
-from lsg.kernels import exact, norm_kernel, outer_kernel, ragged_kernel
+from lsg.kernels import exact, norm_kernel, outer_kernel, ragged_kernel, ragged_reference
 from lsg.methods import Method
 from lsg.parameters import outer
 from lsg.parameters.outer import OuterProducts
@@ -196,7 +196,7 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
             gradients.forget_sum()
     finally:
         outer.is_faster = is_faster
-    fast = gradients.recorder.fast
+    fast = engine._attachment.fast
     recorded = 0 if fast is None else fast._graphed.recorded
     engine.detach()
     return sums, kinds, recorded
@@ -273,7 +273,7 @@ def time_products(dtype: torch.dtype, m: int, n: int) -> None:
 
     def explicitly() -> Tensor:
         block = (products.rows.mT @ products.columns).float().flatten(1)
-        outer.row_norms(block)
+        ragged_reference.row_norms(block)
         return factors @ block.masked_fill((factors == 0).unsqueeze(1), 0.0)
 
     times["explicit norms and sum"] = milliseconds(explicitly)

@@ -65,10 +65,10 @@ def run(setting: Setting, *, private: bool) -> None:
     meter("model")
     last = len(setting.workload.batches) - 1
     for number in range(3):
-        epoch = optimizer.enter_epoch() if private else None
+        epoch = optimizer.clock.enter_epoch() if private else None
         for i, (x, y) in enumerate(setting.workload.batches):
             if private:
-                optimizer.begin_micro_batch(epoch, size=len(x), last=i == last)
+                optimizer.clock.begin_micro_batch(epoch, size=len(x), last=i == last)
             with setting.autocast():
                 loss = setting.workload.loss(model, x, y)
             meter(f"{number}.{i} forward")

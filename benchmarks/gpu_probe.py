@@ -9,7 +9,7 @@ import torch
 from lsg.bench.contenders import Setting, non_private, private
 from lsg.bench.presets import preset, workload
 from lsg.kernels import factor_kernel as kernels
-from lsg.kernels.factor_gradient import plain_factor_gradients
+from lsg.kernels.factor_gradient import reference_factor_gradients
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
 
@@ -23,9 +23,9 @@ def check_and_time_kernel() -> None:
             row, column = (torch.linalg.qr(torch.randn(n, 8, device="cuda")).Q.to(dtype) for n in (o, i))
             rows, columns = _half(o), _half(i)
             arguments = (x, g, row, column.T)
-            reference = plain_factor_gradients(*(t.double() for t in arguments), rows[0], columns[0])
+            reference = reference_factor_gradients(*(t.double() for t in arguments), rows[0], columns[0])
             found = kernels.factor_gradients(*arguments, rows[1], columns[1], o // 2, i // 2)
-            plain = plain_factor_gradients(*arguments, rows[0], columns[0])
+            plain = reference_factor_gradients(*arguments, rows[0], columns[0])
             errors = [max(_error(a, b) for a, b in zip(f, reference, strict=True)) for f in (found, plain)]
             times = [
                 median_ms(
@@ -33,7 +33,7 @@ def check_and_time_kernel() -> None:
                         *a, r[1], c[1], o // 2, i // 2
                     )
                 ),
-                median_ms(lambda a=arguments, r=rows, c=columns: plain_factor_gradients(*a, r[0], c[0])),
+                median_ms(lambda a=arguments, r=rows, c=columns: reference_factor_gradients(*a, r[0], c[0])),
                 median_ms(lambda x=x, g=g: g.flatten(0, 1).T @ x.flatten(0, 1)),
             ]
             print(
@@ -109,8 +109,8 @@ def main(precision: str, name: str) -> None:
             recorder = engine._recorder
 
             def fresh(recorder: Any = recorder) -> None:
-                recorder._seen_weights = None
-                recorder._refresh_if_stale()
+                recorder.subspaces._made_from = None
+                recorder.ready()
 
             print(f"{label}: refresh {clock(fresh):.2f} ms", flush=True)
         torch.cuda.empty_cache()

@@ -17,9 +17,10 @@ from typing import Any
 
 from gpu_cells import Lease
 
-from lsg.accounting.epsilon import calibrate_noise
-from lsg.reproduce.scales import Workload, scale
+from lsg.accounting import calibrate_noise
+from lsg.reproduce.scales import scale
 from lsg.reproduce.store import cell_name
+from lsg.reproduce.workload import Workload
 from lsg.train.config import RunConfig
 
 LRS, CLIPS = (3e-4, 1e-3, 3e-3), (0.1, 1.0)

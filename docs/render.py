@@ -1,13 +1,21 @@
-"""presets.py and results/ in, tables of docs pages out: `python docs/render.py`."""
+"""Presets and results/ in, the generated parts of docs pages out.
+
+python docs/render.py            writes every part anew
+python docs/render.py --check    writes nothing; fails if a part is not what it would write
+"""
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
+from typing import Any
 
-from lsg.train.config import METHODS, RunConfig
-from lsg.train.presets import preset
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
+from lsg.train.config import RunConfig
+from lsg.train.presets import preset
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
@@ -15,6 +23,18 @@ GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
 AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
+BENCH = DOCS.parent / "results" / "bench"
+BENCHES = (
+    "cpu-encoder-fp32-cpu",
+    "cpu-wrn-fp32-cpu",
+    "encoder-bf16-cuda",
+    "encoder-bf16-cuda-all",
+    "encoder-tf32-cuda",
+    "decoder-bf16-cuda",
+    "wrn28-4-tf32-cuda",
+)
+OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
+SWEPT = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
 SHOWN = (
     "model",
     "optimizer",
@@ -52,10 +72,16 @@ def other_methods() -> str:
     return "\n".join(["| method | tasks | differs in |", "|---|---|---|", *rows])
 
 
+def _records(file: Path) -> list[dict]:
+    """One a line, by name."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def reproduced() -> str:
     """The stored tables as they are, their headings one level down, and what they cost."""
     tables = (_demoted((RESULTS / f"{name}.md").read_text()) for name in ("table1", "table2", "negatives"))
-    results = [json.loads(file.read_text()) for file in sorted((RESULTS / "cells").glob("*/result.json"))]
+    results = _records(RESULTS / "cells.jsonl")
     minutes = sum(result["seconds"] for result in results) / 60
     cpu = results[0]["provenance"]["hardware"]["cpu"]
     return "\n".join(
@@ -69,8 +95,9 @@ def tuned() -> str:
     lines = ["| method | learning rate | clip | 5 epochs, % | 10 epochs, % |", "|---|---|---|---|---|"]
     for method in METHODS:
         scores: dict[tuple[float, float], dict[int, str]] = {}  # by clip and rate, then by epochs
-        for file in (GPU_RESULTS / "tuning").glob(f"{method}-lr-*/result.json"):
-            cell = json.loads(file.read_text())
+        for cell in _records(GPU_RESULTS / "tuning.jsonl"):
+            if cell["config"]["method"] != method:
+                continue
             setting = cell["config"]["max_grad_norm"], cell["config"]["lr"]
             scores.setdefault(setting, {})[cell["config"]["epochs"]] = f"{100 * cell['score']:.1f}"
         for (clip, lr), found in sorted(scores.items()):
@@ -84,7 +111,7 @@ def tuned() -> str:
 
 def on_gpu() -> str:
     """The stored tables, and how long their runs took."""
-    cells = [json.loads(file.read_text()) for file in sorted((GPU_RESULTS / "cells").glob("*/result.json"))]
+    cells = _records(GPU_RESULTS / "cells.jsonl")
     tables = [_demoted((GPU_RESULTS / f"{name}.md").read_text()) for name in ("figure-epsilon", "negatives", "table2")]
     costs = []
     for task in dict.fromkeys(cell["config"]["task"] for cell in cells):
@@ -104,10 +131,8 @@ def cifar_curves() -> str:
         "RGP": "cifar10-rgp-r16-eps3.3-seed0",
         "DPSGD": "cifar10-dpsgd-eps3.3-seed0",
     }
-    rows = {
-        name: json.loads((GPU_RESULTS / "cells" / cell / "result.json").read_text())["curve"]
-        for name, cell in cells.items()
-    }
+    curves = {record["name"]: record["curve"] for record in _records(GPU_RESULTS / "cells.jsonl")}
+    rows = {name: curves[cell] for name, cell in cells.items()}
     epochs = range(20, 201, 20)
     lines = [f"| epoch | {' | '.join(map(str, epochs))} |", "|---" * (1 + len(epochs)) + "|"]
     for name, curve in rows.items():
@@ -165,12 +190,67 @@ def audited() -> str:
     return "\n".join(lines)
 
 
+def timings() -> str:
+    """Samples a second of every contender, the fastest first, workload by workload."""
+    lines = ["| workload | contender | samples/s | over best non-private |", "|---|---|---|---|"]
+    for stem in BENCHES:
+        document = _bench(stem)
+        point = document["points"][0]
+        done = [t for t in point["timings"] if t["error"] is None]
+        best = min(median(t["seconds"]) for t in done if t["name"].startswith("non-private"))
+        for t in sorted(done, key=lambda t: median(t["seconds"])):
+            seconds = median(t["seconds"])
+            speed = f"{t['samples'] / seconds:,.0f}"
+            lines.append(f"| {_workload(stem, document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
+    return "\n".join(lines)
+
+
+def memory() -> str:
+    """Peak memory of every contender, of the files that have it."""
+    lines = [
+        "| workload | contender | peak, GiB | over non-private | over non-private compiled |",
+        "|---|---|---|---|---|",
+    ]
+    for stem in BENCHES:
+        document = _bench(stem)
+        peaks = {
+            t["name"]: t["peak_bytes"] / 2**30 for t in document["points"][0]["timings"] if t.get("reserved_bytes")
+        }
+        for name, peak in peaks.items():
+            plain = [peaks.get("non-private"), peaks.get("non-private compiled")]
+            ratios = " | ".join(f"{peak / other:.2f}" if other else "-" for other in plain)
+            lines.append(f"| {_workload(stem, document)} | {name} | {peak:.2f} | {ratios} |")
+    return "\n".join(lines)
+
+
+def _bench(stem: str) -> dict[str, Any]:
+    return json.loads((BENCH / f"{stem}.json").read_text())
+
+
+def _workload(stem: str, document: dict[str, Any]) -> str:
+    older = " (older code)" if stem in OLDER_BENCHES else ""
+    return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}{older}"
+
+
+def sweeps() -> str:
+    """LSG beside non-private training while one property of the workload varies."""
+    lines = ["| varied | value | non-private, samples/s | lsg, samples/s | ratio |", "|---|---|---|---|---|"]
+    for name, field in SWEPT.items():
+        document = _bench(f"cpu-encoder-fp32-cpu-{name}")
+        for point in document["points"]:
+            plain, private = (t["samples"] / median(t["seconds"]) for t in point["timings"])
+            value = point["preset"][field]
+            lines.append(f"| {name} | {value} | {plain:.1f} | {private:.1f} | {private / plain:.2f} |")
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
 PARTS = {
     "audit.md": {"bar": audited},
+    "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
@@ -193,6 +273,20 @@ def rendered(name: str) -> str:
     return page
 
 
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 1 if `--check` found pages that differ, which it prints."""
+    if list(arguments) not in ([], ["--check"]):
+        print("usage: python docs/render.py [--check]")
+        return 2
+    stale = [name for name in PARTS if rendered(name) != (DOCS / name).read_text()]
+    if not arguments:
+        for name in stale:
+            (DOCS / name).write_text(rendered(name))
+        return 0
+    for name in stale:
+        print(f"docs/{name} is out of date: run python docs/render.py")
+    return 1 if stale else 0
+
+
 if __name__ == "__main__":
-    for name in PARTS:
-        (DOCS / name).write_text(rendered(name))
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """The documentation runs: every Python example, every table of options, every file and test that is named."""
 
 import ast
+import csv
 import dataclasses
 import importlib.util
 import inspect
@@ -14,14 +15,15 @@ import torch
 import typer
 
 import lsg
-from lsg import PrivacyEngine
+from lsg import PerfConfig, PrivacyEngine, losses
 from lsg.cli import app
 from lsg.methods import Method
 from lsg.train.loop import Epoch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README, PRIVACY = (ROOT / "README.md").read_text(), (ROOT / "docs" / "privacy.md").read_text()
+API = (ROOT / "docs" / "api.md").read_text()
 CONTINUED = "# continued"  # first line of a block that goes on from the block before it
 
 
@@ -69,16 +71,28 @@ def first_column(text: str, heading: str) -> set[str]:
     return {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
-def test_the_table_of_arguments_is_the_signature() -> None:
+def test_the_tables_of_arguments_are_the_signatures() -> None:
     functions = (PrivacyEngine.make_private, PrivacyEngine.make_private_with_epsilon)
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"self"}
-    assert first_column(README, "argument") == names
+    assert first_column(API, "argument") == names
+    assert first_column(API, "engine argument") == inspect.signature(PrivacyEngine).parameters.keys()
 
 
-def test_the_table_of_options_is_the_methods() -> None:
-    assert first_column(README, "option") == {field.name for field in dataclasses.fields(Method)}
-    for call in first_column(README, "method"):  # each is shown with its defaults
+def test_the_tables_of_options_are_the_fields() -> None:
+    assert first_column(API, "option") == {field.name for field in dataclasses.fields(Method)}
+    for call in first_column(API, "method"):  # each is shown with its defaults
         assert eval(call, vars(lsg)) == eval(call.partition("(")[0] + "()", vars(lsg))
+    assert first_column(API, "setting") == {field.name for field in dataclasses.fields(PerfConfig)}
+
+
+def test_what_is_said_of_losses_is_their_signature() -> None:
+    section = API.partition("\n## Losses\n")[2].partition("\n## ")[0]
+    for loss in (losses.per_sequence, losses.per_token):
+        for name in inspect.signature(loss).parameters:
+            shown = re.search(rf"`{name}(=[^`]+)?`", section) or re.search(rf"\b{name}\b[^`]*\)`", section)
+            assert shown, f"{loss.__name__}: {name}"
+        assert inspect.signature(loss).parameters["shift"].default is False
+    assert inspect.signature(losses.per_token).parameters["length"].default is inspect.Parameter.empty
 
 
 def test_every_public_name_is_shown() -> None:
@@ -144,17 +158,20 @@ def module_at(path: Path) -> Any:
     return module
 
 
-def test_the_table_of_timings_is_what_the_results_say() -> None:
-    render = module_at(ROOT / "benchmarks" / "render.py")
-    page = (ROOT / "docs" / "performance.md").read_text()
-    assert render.rendered(page) == page
-
-
-@pytest.mark.parametrize("name", ["train.md", "reproduce.md"])
-def test_presets_and_results_are_what_the_code_and_the_files_say(name: str) -> None:
+def test_generated_parts_are_what_the_code_and_the_files_say(capsys: pytest.CaptureFixture[str]) -> None:
     """Mended by `python docs/render.py`."""
     render = module_at(ROOT / "docs" / "render.py")
-    assert render.rendered(name) == (ROOT / "docs" / name).read_text()
+    assert {"audit.md", "performance.md", "reproduce.md", "train.md"} <= set(render.PARTS)
+    assert render.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_generated_part_that_is_out_of_date_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render = module_at(ROOT / "docs" / "render.py")
+    monkeypatch.setitem(render.PARTS, "audit.md", {"bar": lambda: "another table"})
+    assert render.main(["--check"]) == 1
+    assert capsys.readouterr().out == "docs/audit.md is out of date: run python docs/render.py\n"
 
 
 def command_lines() -> list[tuple[str, list[str]]]:
@@ -191,3 +208,32 @@ def test_commands_and_options_named_in_text_exist(page: Path) -> None:
         command, *words = text.split()
         known = {option for parameter in COMMANDS[command].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= {*known, "--help"}, f"{page.name}: lsg {text}"
+
+
+def test_the_front_page_is_what_the_results_say(tmp_path: Path) -> None:
+    """Mended by `python docs/front_figure.py`."""
+    front = module_at(ROOT / "docs" / "front_figure.py")
+    for page in front.PARTS:
+        assert front.rendered(page) == page.read_text()
+    assert front.PICTURE.read_bytes().startswith(b"\x89PNG")
+    front.draw(tmp_path / "front.png")
+    assert (tmp_path / "front.png").stat().st_size > 10_000
+
+
+def test_the_front_page_is_short_and_tells_no_history() -> None:
+    assert len(README.splitlines()) <= 140
+    for words in ("older code", "used to", "no longer", "formerly", "earlier version"):
+        assert words not in README.lower(), words
+
+
+def test_figures_in_the_front_pages_prose_are_in_the_results() -> None:
+    front = module_at(ROOT / "docs" / "front_figure.py")
+    ratios = [float(row.split("|")[5]) for row in front.table().splitlines()[2:]]  # over the best Opacus
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times" in README
+    folder, shown = ROOT / "results" / "reproduce" / "gpu-hour", []
+    for name in ("figure-epsilon.csv", "table2.csv"):
+        for row in csv.DictReader((folder / name).read_text().splitlines()):
+            if row["method"] in ("lsg", "dpsgd"):
+                shown.append(f"{float(row['accuracy_mean']):.1f} %")
+    assert len(shown) == 6
+    assert sorted(re.findall(r"\d\d\.\d %", README)) == sorted(shown)

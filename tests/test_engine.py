@@ -182,17 +182,17 @@ def test_optimizer_reads_as_in_opacus() -> None:
 def test_zero_grad_never_drops_the_accumulated_sum() -> None:
     _engine, model, optimizer, _ = private(noise_multiplier=0.0, method=DPSGD(), max_grad_norm=1e9)
     x = torch.randn(4, 10)
-    epoch = optimizer.enter_epoch()
-    optimizer.begin_micro_batch(epoch, size=2, last=False)
+    epoch = optimizer.clock.enter_epoch()
+    optimizer.clock.begin_micro_batch(epoch, size=2, last=False)
     model(x[:2]).sum(1).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-    optimizer.begin_micro_batch(epoch, size=2, last=True)
+    optimizer.clock.begin_micro_batch(epoch, size=2, last=True)
     model(x[2:]).sum(1).mean().backward()
     optimizer.step()
     found = model[3].bias.grad.clone()
     assert torch.allclose(found, torch.full((2,), 4 / BATCH))
-    optimizer.leave_epoch(epoch)
+    optimizer.clock.leave_epoch(epoch)
     model(x).sum(1).mean().backward()
     optimizer.zero_grad()  # before the step: this batch is forgotten, and the step is one of noise alone
     optimizer.step()
@@ -304,7 +304,7 @@ def test_gradients_that_are_not_for_the_step_can_be_forgotten(forget: str) -> No
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         model(torch.randn_like(x)).sum().backward()
-    assert optimizer.epochs_done == 1
+    assert optimizer.clock.epochs_done == 1
 
 
 def test_zero_grad_of_the_model_forgets_per_sample_gradients() -> None:

@@ -146,12 +146,12 @@ def test_noise_is_drawn_once_per_logical_step_and_unused_parameters_get_it_too(n
 
     model = Lazy()
     _, optimizer, _ = attach(model, DPSGD(), noise_multiplier=1.0, max_grad_norm=1.0)
-    epoch = optimizer.enter_epoch()
-    optimizer.begin_micro_batch(epoch, size=2, last=False)
+    epoch = optimizer.clock.enter_epoch()
+    optimizer.clock.begin_micro_batch(epoch, size=2, last=False)
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
     assert not optimizer.stepped and not noisy_sums
-    optimizer.begin_micro_batch(epoch, size=3, last=True)
+    optimizer.clock.begin_micro_batch(epoch, size=3, last=True)
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
     assert optimizer.stepped and len(noisy_sums) == 1

@@ -87,8 +87,16 @@ def test_imports_go_one_way() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("layers/norm.py", "from lsg.step import noise", "lsg.layers.norm imports lsg.step.noise from a higher room"),
-        ("layers/norm.py", "from lsg import engine", "lsg.layers.norm imports lsg.engine from a higher room"),
+        (
+            "layers/linear.py",
+            "from lsg.step import noise",
+            "lsg.layers.linear imports lsg.step.noise from a higher room",
+        ),
+        (
+            "layers/linear.py",
+            "from lsg import engine",
+            "lsg.layers.linear imports lsg.engine from a higher room",
+        ),
         ("files/atomic.py", "import lsg.model.recorder", "imports lsg.model.recorder from a higher room"),
         ("files/atomic.py", "from ..model import recorder", "imports lsg.model.recorder from a higher room"),
         ("methods.py", "def late():\n    from lsg.cli import app", "lsg.methods imports lsg.cli from a higher room"),
@@ -133,3 +141,23 @@ def test_tests_stand_in_the_same_rooms() -> None:
     beside = {"adversarial", "properties", "support"}  # of the whole, not of one room
     found = {folder.name for folder in (ROOT / "tests").iterdir() if (folder / "__init__.py").exists()}
     assert found <= rooms | beside
+
+
+def test_files_and_functions_are_short() -> None:
+    for name, file in House(ROOT / "src").files.items():
+        text = file.read_text()
+        assert text.count("\n") <= 350, f"{name} has {text.count(chr(10))} lines"
+        if name.startswith("lsg.cli"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= 60, f"{name}.{node.name} has {lines} lines"
+
+
+def test_the_walk_through_a_step_has_at_most_fifteen_files() -> None:
+    section = DESIGN[DESIGN.index("## One step, file by file") :].partition("\n## ")[2]
+    walk = DESIGN[DESIGN.index("## One step, file by file") : -len(section) or None]
+    files = re.findall(r"^\| \d+ \| `([^`]+)`", walk, re.MULTILINE)
+    assert 10 <= len(files) == len(set(files)) <= 15
+    assert all((ROOT / "src" / "lsg" / file).exists() for file in files)

@@ -8,41 +8,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lsg.accounting.epsilon import Accountant, Phase, calibrate_noise, create_accountant
-from lsg.accounting.ledger import Ledger, fingerprint, seal
-from lsg.accounting.step_accounting import StepAccounting, Target
+from lsg.accounting import Accountant, calibrate_noise, create_accountant
+from lsg.accounting.ledger import Ledger
+from lsg.accounting.phases import Phase
+from lsg.accounting.step_accounting import Target
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.files.plain_numbers import plain
 from lsg.fix import fix
-from lsg.layers.patched_module import is_private
-from lsg.layers.plan import make_plan
-from lsg.methods import LSG, Method, NonPrivate
-from lsg.model.guards import Guards
-from lsg.model.non_private import PlainModel
-from lsg.model.opacus import check_opacus_arguments, refuse_opacus
+from lsg.layers.treatments import treat_parameters
+from lsg.methods import LSG, Method
 from lsg.model.recorder import Recorder
-from lsg.model.validation import (
-    check_budget,
-    check_delta,
-    check_model,
-    check_noise,
-    check_one_process,
-    problems,
-    trained_parameters,
-    untrained_parameters,
-    warn_of_hooks,
-    warn_of_others,
-)
+from lsg.model.validation import check_delta, problems
 from lsg.perf import PerfConfig
-from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator, sampling_plan
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
-from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
+from lsg.sampling.loader import PrivateDataLoader
+from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.secure_source import SecureNoise
-from lsg.step.clipping import Clipper, Clipping
-from lsg.step.gradients import LossReduction, PlainGradients, PrivateGradients
+from lsg.step.arguments import (
+    Arguments,
+    CheckedArguments,
+    TargetArguments,
+    check_arguments,
+    check_target,
+    checked_noise,
+)
+from lsg.step.assembly import Attached, assemble
+from lsg.step.clipping import Clipping
+from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
-from lsg.step.run_state import Run, describe
+from lsg.step.run_state import RunState
 from lsg.subspace import Subspace
+
+_NOT_ATTACHED = "this engine is not attached to a model: call make_private first"
 
 
 class PrivacyEngine:
@@ -64,12 +59,8 @@ class PrivacyEngine:
         self._accountant = create_accountant(accountant)
         self._secure = SecureNoise() if secure_mode else None
         self._ledger = None if ledger is None else Ledger(ledger)
-        self._recorder: Recorder | None = None
-        self._guards: Guards | None = None
-        self._plain: PlainModel | None = None
-        self._sampling: SamplingPlan | None = None
-        self._optimizer: PrivateOptimizer | None = None
-        self._run: Run | None = None
+        self._attached: Attached | None = None
+        self._sampling: SamplingPlan | None = None  # of the model attached last
 
     @property
     def accountant(self) -> Accountant:
@@ -107,48 +98,31 @@ class PrivacyEngine:
 
         The optimizer raises BudgetExceeded instead of a step that would pass the target.
         """
-        check_opacus_arguments("make_private_with_epsilon", opacus)
-        refuse_opacus(module, optimizer, data_loader)
-        if isinstance(method, NonPrivate):
-            raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
-        target_epsilon, target_delta, epochs = (plain(value) for value in (target_epsilon, target_delta, epochs))
-        if not isinstance(epochs, int | float) or epochs < 1 or not float(epochs).is_integer():
-            raise ConfigurationError(f"epochs={epochs!r} must be a whole number of at least 1")
-        plan = sampling_plan(data_loader, poisson=poisson_sampling)
-        check_budget(target_epsilon, target_delta, plan.records)
-        if len(self.accountant):
-            raise ConfigurationError(
-                f"this engine has spent {len(self.accountant)} steps already, which target_epsilon would have to "
-                "include: use a new PrivacyEngine, or make_private with a noise_multiplier"
-            )
-        check_model(module, trained_parameters(module, optimizer))  # before the calibration, which takes a while
-        sample_rate, steps = plan.accounted(int(epochs))
-        noise_multiplier = calibrate_noise(
-            accountant=self.accountant.mechanism(),
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            sample_rate=sample_rate,
-            steps=steps,
+        self._check_unspent()
+        self._check_unattached()
+        given = check_arguments(
+            "make_private_with_epsilon",
+            Arguments(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                max_grad_norm=max_grad_norm,
+                method=LSG() if method is None else method,
+                max_physical_batch_size=max_physical_batch_size,
+                clipping=clipping,
+                loss_reduction=loss_reduction,
+                poisson_sampling=poisson_sampling,
+                batch_first=batch_first,
+                noise_generator=noise_generator,
+                perf=perf or PerfConfig(),
+            ),
+            opacus,
         )
-        private = self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            method=method,
-            max_physical_batch_size=max_physical_batch_size,
-            clipping=clipping,
-            loss_reduction=loss_reduction,
-            poisson_sampling=poisson_sampling,
-            batch_first=batch_first,
-            noise_generator=noise_generator,
-            perf=perf,
-            **opacus,
-        )
-        planned = Phase(noise_multiplier, sample_rate, steps)
+        target = check_target(given, target_epsilon, target_delta, epochs)
+        planned = self._calibrated(given.sampling, target)
+        private = self._attach(given, planned.noise_multiplier)
         self.run.step_accounting.target = Target(
-            self.accountant, epsilon=target_epsilon, delta=target_delta, planned=planned
+            self.accountant, epsilon=target.epsilon, delta=target.delta, planned=planned
         )
         return private
 
@@ -178,118 +152,58 @@ class PrivacyEngine:
         noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
         opacus: what Opacus takes beside these (`grad_sample_mode`, say), where it changes nothing here.
         """
-        check_opacus_arguments("make_private", opacus)
-        refuse_opacus(module, optimizer, data_loader)
-        method = LSG() if method is None else method
-        perf = perf or PerfConfig()
-        noise_multiplier, max_grad_norm = plain(noise_multiplier), plain(max_grad_norm)
-        max_physical_batch_size = plain(max_physical_batch_size)
-        if not isinstance(method, Method):
-            raise ConfigurationError(f"method={method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
-        if not isinstance(perf, PerfConfig):
-            raise ConfigurationError(f"perf={perf!r} must be a PerfConfig")
-        if noise_generator is not None and not isinstance(noise_generator, torch.Generator):
-            raise ConfigurationError(f"noise_generator={noise_generator!r} must be a torch.Generator")
-        if self._optimizer is not None:
-            raise ConfigurationError("this engine is attached to a model already: call engine.detach() first")
-        check_one_process()
-        if not batch_first:
-            raise ConfigurationError("batch_first=False: inputs must have the batch first")
-        if loss_reduction not in ("mean", "sum"):
-            raise ConfigurationError(f"loss_reduction={loss_reduction!r} must be 'mean' or 'sum'")
-        check_noise(noise_multiplier)
-        if is_private(module):
+        self._check_unattached()
+        given = check_arguments(
+            "make_private",
+            Arguments(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                max_grad_norm=max_grad_norm,
+                method=LSG() if method is None else method,
+                max_physical_batch_size=max_physical_batch_size,
+                clipping=clipping,
+                loss_reduction=loss_reduction,
+                poisson_sampling=poisson_sampling,
+                batch_first=batch_first,
+                noise_generator=noise_generator,
+                perf=perf or PerfConfig(),
+            ),
+            opacus,
+        )
+        return self._attach(given, checked_noise(noise_multiplier, given.method))
+
+    def _check_unspent(self) -> None:
+        if len(self.accountant):
             raise ConfigurationError(
-                "module is attached to another PrivacyEngine: call that engine's detach() first (or make the model "
-                "anew, if that engine is lost, as when a notebook's cell is run twice)"
+                f"this engine has spent {len(self.accountant)} steps already, which target_epsilon would have to "
+                "include: use a new PrivacyEngine, or make_private with a noise_multiplier"
             )
-        if isinstance(optimizer, PrivateOptimizer):
-            raise ConfigurationError("optimizer is private already: pass the original one")
-        trained = trained_parameters(module, optimizer)
-        warn_of_others(module, optimizer)
-        sampling = sampling_plan(data_loader, poisson=poisson_sampling)
-        clipper = Clipper(clipping, tuple(max_grad_norm) if isinstance(max_grad_norm, list | tuple) else max_grad_norm)
-        streams = _Streams(noise_generator, sampling_generator(data_loader), self._secure)
-        sampler = LogicalBatches(
-            sampling,
-            streams.sampling(),
-            max_physical_batch_size,
-            known_lengths(data_loader.dataset),
-            perf.max_tokens,
-        )
-        gradients: PrivateGradients | PlainGradients
-        if isinstance(method, NonPrivate):
-            if noise_multiplier:
-                raise ConfigurationError(f"NonPrivate adds no noise: noise_multiplier={noise_multiplier} must be 0")
-            self._plain = PlainModel(module, trained, perf)
-            gradients = PlainGradients(
-                trained,
-                self._plain.size,
-                loss_reduction=loss_reduction,
-                expected_batch_size=sampling.expected_batch_size,
-            )
-        else:
-            check_model(module, trained)
-            warn_of_hooks(module, trained)
-            treatments = make_plan(module, method, trained)
-            if clipping == "per_layer":
-                clipper.thresholds(sum(t.kind != "frozen" for t in treatments.treatments))
-            device = trained[0].device
-            self._recorder = Recorder(
-                module,
-                treatments,
-                method,
-                streams.projection(device),
-                perf,
-                max_physical_batch_size if sampler.max_tokens is None else None,
-                untrained_parameters(module, optimizer),
-                loss_reduction,
-            )
-            gradients = PrivateGradients(
-                self._recorder,
-                clipper,
-                loss_reduction=loss_reduction,
-                expected_batch_size=sampling.expected_batch_size,
-                noise=streams.noise(device),
-            )
-        self._sampling = sampling
-        step_accounting = StepAccounting(
-            self.accountant,
-            sampling,
-            ledger=self._ledger,
-            weights=lambda: fingerprint(trained),
-            total=lambda: _sealed(gradients),
-            replayable=sampler.source.replayable,
-        )
 
-        def before_release(noise_multiplier: float, epoch: int | None) -> None:
-            if self._guards is not None:
-                self._guards.parameters.check()
-            step_accounting.count(noise_multiplier, epoch)
+    def _check_unattached(self) -> None:
+        if self._attached is not None:
+            raise ConfigurationError("this engine is attached to a model already: call engine.detach() first")
 
-        self._optimizer = PrivateOptimizer(
-            optimizer,
-            gradients,
-            noise_multiplier=noise_multiplier,
-            before_release=before_release,
+    def _calibrated(self, sampling: SamplingPlan, target: TargetArguments) -> Phase:
+        """All steps of the planned epochs, with the least noise that keeps them within the target."""
+        sample_rate, steps = sampling.accounted(target.epochs)
+        noise_multiplier = calibrate_noise(
+            accountant=self.accountant.mechanism(),
+            target_epsilon=target.epsilon,
+            target_delta=target.delta,
+            sample_rate=sample_rate,
+            steps=steps,
         )
-        if self._recorder is not None:
-            self._guards = Guards(self._recorder, self._optimizer, trained, loss_reduction)
-        plan = {
-            "records": sampling.records,
-            "batch_size": sampling.batch_size,
-            "poisson_sampling": sampling.poisson,
-            "max_physical_batch_size": max_physical_batch_size,
-            "max_tokens": perf.max_tokens,
-            "noise_multiplier": noise_multiplier,
-            "max_grad_norm": max_grad_norm,
-            "clipping": clipping,
-            "loss_reduction": loss_reduction,
-            "method": describe(method),
-            "accountant": self.accountant.name,
-        }
-        self._run = Run(module, self._optimizer, sampler, step_accounting, plan)
-        return module, self._optimizer, PrivateDataLoader(data_loader, sampler, self._optimizer)
+        return Phase(noise_multiplier, sample_rate, steps)
+
+    def _attach(
+        self, given: CheckedArguments, noise_multiplier: float
+    ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
+        attached = assemble(
+            given, noise_multiplier, accountant=self.accountant, ledger=self._ledger, secure=self._secure
+        )
+        self._attached, self._sampling = attached, given.sampling
+        return given.module, attached.optimizer, attached.loader
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta; infinite if any step had no noise."""
@@ -304,7 +218,7 @@ class PrivacyEngine:
     @property
     def subspaces(self) -> dict[str, Subspace]:
         """Name -> L, R and masks of every projected parameter, for the current step."""
-        slots = self._attached().ready()
+        slots = self._recorder_in_use().ready()
         return {name: slot.subspace for name, slot in slots.items() if slot.subspace is not None}
 
     def per_sample_gradients(self) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
@@ -312,12 +226,11 @@ class PrivacyEngine:
 
         Gradients of each sample's own loss, before clipping, zero where masked. They are not private.
         """
-        recorder = self._attached()
+        recorder = self._recorder_in_use()
         if not recorder.pending:
             raise PrivacyError("no per-sample gradients: call this after loss.backward() and before optimizer.step()")
-        assert self._optimizer is not None and isinstance(self._optimizer.gradients, PrivateGradients)
-        size = recorder.batch.records or 1
-        scale = size if self._optimizer.gradients.loss_reduction == "mean" else 1
+        size = recorder.records or 1
+        scale = size if self.run.optimizer.gradients.loss_reduction == "mean" else 1
         found: dict[str, Tensor | tuple[Tensor, Tensor]] = {}
         for name, slot in recorder.slots.items():
             gradient = slot.inspect()
@@ -330,7 +243,9 @@ class PrivacyEngine:
     @property
     def compile_seconds(self) -> float:
         """Time spent compiling and recording so far, 0 where nothing is."""
-        fast = self._attached().fast if self._plain is None else self._plain.fast
+        if self._attached is None:
+            raise PrivacyError(_NOT_ATTACHED)
+        fast = self._attached.fast
         return 0.0 if fast is None else fast.seconds
 
     def state_dict(self) -> dict[str, Any]:
@@ -351,34 +266,33 @@ class PrivacyEngine:
         self.run.load_state_dict(state, replay=replay)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunState:
         """The model, optimizer and sampler that belong together since `make_private`."""
-        if self._run is None:
-            raise PrivacyError("this engine is not attached to a model: call make_private first")
-        return self._run
+        if self._attached is None:
+            raise PrivacyError(_NOT_ATTACHED)
+        return self._attached.run
 
     def detach(self) -> None:
         """Give the model back as it was. The accountant keeps what was spent."""
-        if self._optimizer is not None:
-            self._optimizer.close()
-        if self._recorder is not None:
-            self._recorder.detach()
-        if self._guards is not None:
-            self._guards.remove()
-        if self._plain is not None:
-            self._plain.detach()
-        self._recorder = self._guards = self._plain = self._optimizer = self._run = None
+        if self._attached is not None:
+            self._attached.detach()
+        self._attached = None
 
-    def _attached(self) -> Recorder:
+    @property
+    def _recorder(self) -> Recorder | None:
+        attachment = None if self._attached is None else self._attached.attachment
+        return None if attachment is None else attachment.recorder
+
+    def _recorder_in_use(self) -> Recorder:
         if self._recorder is None:
-            raise PrivacyError("this engine is not attached to a model: call make_private first")
+            raise PrivacyError(_NOT_ATTACHED)
         return self._recorder
 
     @staticmethod
     def is_compatible(module: nn.Module) -> bool:
         """Whether a model can be trained privately as it is."""
         try:
-            make_plan(module, LSG())
+            treat_parameters(module, LSG())
         except ConfigurationError:
             return False
         return not problems(module, [p for p in module.parameters() if p.requires_grad])
@@ -387,49 +301,3 @@ class PrivacyEngine:
     def get_compatible_module(module: nn.Module) -> nn.Module:
         """A copy of the model with its BatchNorms turned into GroupNorms and its RNNs into Opacus's."""
         return fix(module)
-
-
-def _sealed(gradients: PrivateGradients | PlainGradients) -> str:
-    """The sum about to be released, for the ledger; gradients without noise need no seal."""
-    if isinstance(gradients, PlainGradients):
-        return ""
-    return seal(None if gradients.sum is None else gradients.sum.vector, gradients.noise.state())
-
-
-class _Streams:
-    """Separate random streams: of the user's generators, derived from them, or from the operating system."""
-
-    def __init__(
-        self,
-        noise: torch.Generator | None,
-        sampling: torch.Generator | None,
-        secure: SecureNoise | None,
-    ) -> None:
-        if secure is not None and noise is not None:
-            raise ConfigurationError("noise_generator is given, but secure_mode=True draws noise that nobody repeats")
-        if secure is not None and sampling is not None:
-            raise ConfigurationError(
-                "data_loader has a generator of its own, but secure_mode=True draws samples that nobody can repeat: "
-                "make the DataLoader without generator="
-            )
-        # One generator for both would be one stream, and going on from a saved state would draw other samples.
-        self._noise, self._sampling, self._secure = noise, None if sampling is noise else sampling, secure
-        self._state = None if noise is None else bytes(noise.get_state().tolist())
-
-    def noise(self, device: torch.device) -> NoiseSource:
-        return self._secure or (TorchNoise(self._noise) if self._noise else TorchNoise.fresh(device))
-
-    def sampling(self) -> NoiseSource:
-        if self._secure is not None:
-            return self._secure
-        generator = self._sampling or self._derived("sampling", torch.device("cpu"))
-        return TorchNoise(generator) if generator else TorchNoise.fresh(torch.device("cpu"))
-
-    def projection(self, device: torch.device) -> torch.Generator:
-        """Not secret: what it decides is computed from the weights and shown in `engine.subspaces`."""
-        return self._derived("projection", device) or fresh_generator(device)
-
-    def _derived(self, purpose: str, device: torch.device) -> torch.Generator | None:
-        if self._state is None:
-            return None
-        return fresh_generator(device, purpose.encode() + b":" + self._state)

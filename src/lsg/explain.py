@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.layers.plan import make_plan
+from lsg.layers.treatments import treat_parameters
 from lsg.methods import Method, NonPrivate
 from lsg.model.validation import problems
 from lsg.parameters.refresh import Refresh
@@ -85,16 +85,16 @@ def explain(model: nn.Module, method: Method) -> Explanation:
     """Which parameters would be projected, dense or frozen, and what that does to noise and memory."""
     if isinstance(method, NonPrivate):
         raise ConfigurationError("NonPrivate adds no noise: there is nothing to explain")
-    plan = make_plan(model, method)
+    treatments = treat_parameters(model, method).parameters
     slots = {
         t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable)
-        for t in plan.treatments
+        for t in treatments
         if t.kind != "frozen"
     }
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     Refresh(make_stacks(slots.values()), list(slots.values()), method, torch.Generator(device).manual_seed(0))(10**9)
     rows = []
-    for t in plan.treatments:
+    for t in treatments:
         slot, size = slots.get(t.name), math.prod(t.shape)
         after = slot.dimensions if slot else 0
         itemsize = slot.dtype.itemsize if slot else 0

@@ -7,10 +7,12 @@ All of them are one engine at different settings (`rank=None` means full rank):
     SparseDPSGD(sparsity)   the important elements of the full gradient            (full rank)
     DPSGD()                 the full gradient                                      (full rank, sparsity 0)
     NonPrivate()            plain training in the same loop, without clipping and noise; its epsilon is infinite
+
+`METHODS` lists them by their names on the command line.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -132,3 +134,35 @@ class NonPrivate(Method):
 
     rank: int | None = field(default=None, init=False)
     sparsity: float = field(default=0.0, init=False)
+
+
+@dataclass(frozen=True)
+class NamedMethod:
+    """A method as the commands know it.
+
+    title: its name in tables. options: those of rank, sparsity, importance and head_scale that a command can set of it.
+    """
+
+    kind: type[Method]
+    title: str
+    options: tuple[str, ...]
+
+
+# Every method by its name on the command line, in the order in which tables list them. All commands read this.
+METHODS = {
+    "lsg": NamedMethod(LSG, "LSG", ("rank", "sparsity", "importance", "head_scale")),
+    "rgp": NamedMethod(RGP, "RGP", ("rank", "head_scale")),
+    "sparse-dpsgd": NamedMethod(SparseDPSGD, "Sparse DPSGD", ("sparsity", "importance", "head_scale")),
+    "dpsgd": NamedMethod(DPSGD, "DPSGD", ("head_scale",)),
+    "non-private": NamedMethod(NonPrivate, "N.P.", ()),
+}
+PRIVATE_METHODS = tuple(name for name, known in METHODS.items() if known.kind is not NonPrivate)
+
+
+def make_method(
+    name: str, *, rank: int = 8, sparsity: float = 0.5, importance: Importance = "weight", head_scale: float = 1.0
+) -> Method:
+    """The method of this name, one of METHODS. Options that it does not have (DPSGD has no rank) are left out."""
+    values: dict[str, Any] = {"rank": rank, "sparsity": sparsity, "importance": importance, "head_scale": head_scale}
+    known = METHODS[name]
+    return known.kind(**{option: values[option] for option in known.options})

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lsg.accounting import calibrate_noise, calibration, create_accountant, epsilon_of, prv
 from lsg.accounting import epsilon as accounting
-from lsg.accounting.epsilon import ACCOUNTANTS, calibrate_noise, create_accountant, epsilon_of
+from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
 
 DELTA = 1e-5
@@ -98,16 +99,16 @@ def test_fft_round_off_never_leads_below_the_truth(delta) -> None:
 
 
 def test_the_mean_loss_of_a_step_is_its_kl_divergence() -> None:
-    assert accounting._mean_loss(2.0, 1.0) == 1 / 8
+    assert prv._mean_loss(2.0, 1.0) == 1 / 8
     for noise, rate in [(0.8, 0.3), (3.0, 0.01)]:
         x = np.linspace(-12 * noise, 1 + 12 * noise, 1_000_001)
         without = np.exp(-(x**2) / (2 * noise**2)) / math.sqrt(2 * math.pi * noise**2)
         having = np.exp(-((x - 1) ** 2) / (2 * noise**2)) / math.sqrt(2 * math.pi * noise**2)
         mixed = (1 - rate) * without + rate * having
         kl = float(np.sum(mixed * np.log(mixed / without)) * (x[1] - x[0]))
-        assert accounting._mean_loss(noise, rate) == pytest.approx(kl, rel=1e-9)
+        assert prv._mean_loss(noise, rate) == pytest.approx(kl, rel=1e-9)
     # A rate this small is where plain quadrature loses all its digits: KL → q² (e^{1/σ²} − 1) / 2.
-    assert accounting._mean_loss(1.0, 1e-9) == pytest.approx(1e-18 * math.expm1(1) / 2, rel=1e-6)
+    assert prv._mean_loss(1.0, 1e-9) == pytest.approx(1e-18 * math.expm1(1) / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no"), OverflowError("no"), float("nan"), float("inf")])
@@ -118,13 +119,13 @@ def test_a_numerical_failure_falls_back_to_the_next_upper_bound(failure, monkeyp
         return failure
 
     pld, rdp = epsilon("pld", 1.0), epsilon("rdp", 1.0)
-    accounting._epsilon.cache_clear()
-    monkeypatch.setattr(accounting, "_prv", broken)
+    accounting.composed_epsilon.cache_clear()
+    monkeypatch.setattr(accounting, "prv_epsilon", broken)
     assert epsilon("prv", 1.0) == pld
-    monkeypatch.setattr(accounting, "_pld", broken)
-    accounting._epsilon.cache_clear()
+    monkeypatch.setattr(accounting, "pld_epsilon", broken)
+    accounting.composed_epsilon.cache_clear()
     assert epsilon("prv", 1.0) == epsilon("pld", 1.0) == rdp
-    accounting._epsilon.cache_clear()
+    accounting.composed_epsilon.cache_clear()
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
@@ -185,8 +186,8 @@ def test_calibrated_noise_meets_its_target_from_below(name, target, rate, steps)
 
 
 def test_calibration_asks_the_slow_accountant_only_a_few_times(monkeypatch) -> None:
-    prv, asked = accounting._prv, []
-    monkeypatch.setattr(accounting, "_prv", lambda *args: asked.append(args) or prv(*args))
+    slow, asked = accounting.prv_epsilon, []
+    monkeypatch.setattr(accounting, "prv_epsilon", lambda *args: asked.append(args) or slow(*args))
     calibrate_noise(accountant="prv", target_epsilon=2.2, target_delta=DELTA, **SST2)
     assert 1 <= len(asked) <= 5
 
@@ -211,7 +212,7 @@ def test_a_jump_over_the_target_is_answered_on_the_safe_side() -> None:
     def jumps(noise: float) -> float:
         return 5.0 if noise < 2.0 else 1.0
 
-    noise, reached = accounting._search(jumps, target=3.0, tolerance=0.01, start=1.0)
+    noise, reached = calibration._search(jumps, target=3.0, tolerance=0.01, start=1.0)
     assert reached == 1.0
     assert 2.0 <= noise < 2.0001
 
@@ -292,9 +293,9 @@ def test_plain_tuples_from_opacus_code_count() -> None:
 def test_asking_again_is_free() -> None:
     ledger = create_accountant("prv")
     ledger.step(noise_multiplier=1.0, sample_rate=0.03)
-    first, misses = ledger.get_epsilon(DELTA), accounting._epsilon.cache_info().misses
+    first, misses = ledger.get_epsilon(DELTA), accounting.composed_epsilon.cache_info().misses
     assert ledger.get_epsilon(delta=DELTA) == first
-    assert accounting._epsilon.cache_info().misses == misses
+    assert accounting.composed_epsilon.cache_info().misses == misses
 
 
 def test_state_survives_json() -> None:

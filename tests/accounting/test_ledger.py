@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lsg
 from lsg import BudgetExceeded, ConfigurationError, PrivacyEngine, PrivacyError
-from lsg.accounting.epsilon import Phase, create_accountant, epsilon_of
+from lsg.accounting import create_accountant, epsilon_of
 from lsg.accounting.ledger import FRESH, Ledger, fingerprint, seal
+from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import Target
 from tests.support.small_run import BATCH, N, Training, network, stop_at
 from tests.support.soak import soak
@@ -102,7 +103,7 @@ def test_without_replay_lost_steps_are_charged_and_all_is_new(tmp_path: Path) ->
         saved.load(tmp_path / "run.ckpt")
     continued = run(tmp_path).load(tmp_path / "run.ckpt", replay=False)
     assert len(continued.engine.accountant) == recorded
-    position = continued.optimizer.progress()
+    position = continued.optimizer.clock.position()
     assert position.micro == 0 and position.partial_sum is None  # the batch under way is drawn anew
     seen = len(continued.trace)
     continued.finish()

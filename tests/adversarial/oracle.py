@@ -206,7 +206,7 @@ class Meter:
     """Reads the clipped sum of a step; can also keep the step from being released, so that weights stay."""
 
     def __init__(self, engine: PrivacyEngine) -> None:
-        optimizer = engine._optimizer
+        optimizer = engine.run.optimizer
         assert optimizer is not None
         self._gradients: Any = optimizer.gradients
         self._release = optimizer._release

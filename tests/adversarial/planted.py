@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsg.layers import conv, embedding, linear, norm
+from lsg.kernels import norm_reference
+from lsg.layers import conv, embedding, group_norm, layer_norm, linear
 from lsg.parameters.slot import Slot
 from lsg.step.clipping import ClippedSum, Clipper
 
@@ -35,9 +36,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def backward_changed(function: Any, carrier: str, change: Callable[[Any, Tensor, Tensor], Tensor]) -> Any:
-    """The gradient that an autograd function gives to a carrier (named as in its forward) is changed:
+    """The gradient that an autograd function gives to a carrier (named as among its operands) is changed:
     change(context, incoming gradient, right gradient)."""
-    place = list(inspect.signature(function.forward).parameters).index(carrier)
+    place = inspect.getmodule(function)._Operands._fields.index(carrier)  # type: ignore[union-attr]
     right = function.backward
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,20 +121,20 @@ def taps_are_flipped() -> Iterator[None]:
 def norm_scale_forgets_the_mean() -> Iterator[None]:
     def change(ctx: Any, g: Tensor, right: Tensor) -> Tensor:
         x, _, _, _, rstd = ctx.saved_tensors
-        return norm._sum_positions(g * x * rstd, ctx.shape)
+        return norm_reference.sum_positions(g * x * rstd, ctx.shape)
 
-    with backward_changed(norm._LayerNorm, "weight_carrier", change):
+    with backward_changed(layer_norm._LayerNorm, "weight_carrier", change):
         yield
 
 
 @bug
 def shift_of_a_group_norm_is_lost() -> Iterator[None]:
-    right = norm._channel_affine
+    right = group_norm._channel_affine
 
     def affine(module: Any, normalised: Tensor, carriers: tuple[Tensor | None, ...]) -> Tensor:
         return right(module, normalised, (carriers[0], None))
 
-    with replaced(norm, "_channel_affine", affine):
+    with replaced(group_norm, "_channel_affine", affine):
         yield
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lsg.audit.batches import audit_batches
-from lsg.audit.report import CLIPPINGS, METHODS
+from lsg.audit.report import CLIPPINGS, audited_method
 from lsg.audit.rig import Rig, blank
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
+from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping
 from tests.support import broken
 
@@ -17,11 +18,11 @@ ALPHA = 1e-3  # false-alarm rate of one audit of the intact engine; seeds are fi
 
 
 def step(method: str, clipping: Clipping = "flat", *, trials: int = 250, epsilon: float = 3.0) -> WhiteBox:
-    return audit_step(METHODS[method](), clipping, epsilon=epsilon, delta=1e-5, trials=trials, seed=0, alpha=ALPHA)
+    return audit_step(audited_method(method), clipping, epsilon=epsilon, delta=1e-5, trials=trials, seed=0, alpha=ALPHA)
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PRIVATE_METHODS)
 def test_the_intact_engine_is_consistent_and_the_bound_close(method: str, clipping: Clipping) -> None:
     """At epsilon 8 fewer trials tell as much."""
     found = step(method, clipping, trials=400, epsilon=8.0)
@@ -35,7 +36,7 @@ def test_the_intact_engine_is_consistent_and_the_bound_close(method: str, clippi
 
 
 def test_many_steps_of_the_sampled_engine_are_consistent() -> None:
-    found = audit_run(METHODS["lsg"](), "flat", epsilon=8.0, delta=1e-5, steps=4, trials=80, seed=0, alpha=ALPHA)
+    found = audit_run(audited_method("lsg"), "flat", epsilon=8.0, delta=1e-5, steps=4, trials=80, seed=0, alpha=ALPHA)
     assert found.violations == [] and found.mechanism.steps == 4
     assert 0.1 * found.claimed <= found.bound <= found.claimed
 
@@ -47,7 +48,7 @@ def test_a_release_by_hand_is_the_step_itself() -> None:
         records = [blank(), blank()]
         records[0].x.fill_(1.0)
         records[0].g.fill_(1.0)
-        rig = Rig(METHODS["lsg"](), "flat", records, noise_multiplier=1.0, seed=3)
+        rig = Rig(audited_method("lsg"), "flat", records, noise_multiplier=1.0, seed=3)
         seen.append(rig.release(rig.clipped(records)) if by_hand else rig.epoch()[0].released)
         rig.close()
     assert torch.allclose(*seen)

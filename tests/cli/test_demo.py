@@ -11,11 +11,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lsg import DPSGD, LSG, NonPrivate, __version__
+from lsg import __version__
 from lsg.cli import app
 from lsg.report.figures import save_accuracy_figure
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, digits
-from lsg.train.digits import Settings, train_digits
 from lsg.train.provenance import provenance
 
 
@@ -81,25 +80,34 @@ def test_the_figure_is_a_picture(folder: Path) -> None:
     assert width > height > 500
 
 
-def test_a_seed_repeats_the_run_and_another_does_not() -> None:
-    def run(seed: int) -> list[tuple[float, float | None]]:
-        settings = Settings(epochs=2, batch_size=128, seed=seed)
-        return [(epoch.loss, epoch.score) for epoch in train_digits(LSG(), settings).history]
-
-    first = run(0)
-    assert run(0) == first
-    assert run(1) != first
+def trained(folder: Path, *options: str) -> dict[str, Any]:
+    """Label of each method -> what a demo with these options says of it."""
+    answer = lsg("demo", *options, "--output", str(folder))
+    assert answer.exit_code == 0, answer.output
+    return results(folder)["methods"]
 
 
-def test_dpsgd_noises_more_numbers_than_lsg_with_the_same_noise_multiplier() -> None:
-    settings = Settings(epochs=1)
-    dense, low_rank = train_digits(DPSGD(), settings), train_digits(LSG(), settings)
-    assert dense.noise_dimensions > 10 * low_rank.noise_dimensions
-    assert dense.noise_multiplier == low_rank.noise_multiplier
+def test_a_seed_repeats_the_run_and_another_does_not(tmp_path: Path) -> None:
+    def run(name: str, seed: str) -> list[tuple[float, float | None]]:
+        options = ("--methods", "lsg", "--epochs", "2", "--batch-size", "128", "--seed", seed)
+        found = trained(tmp_path / name, *options)["LSG(r=8, p=0.5)"]
+        return [(epoch["loss"], epoch["score"]) for epoch in found["epochs"]]
+
+    first = run("first", "0")
+    assert run("again", "0") == first
+    assert run("other", "1") != first
 
 
-def test_a_few_epochs_without_privacy_learn_the_digits() -> None:
-    assert train_digits(NonPrivate(), Settings(epochs=5, batch_size=128)).accuracy > 0.8
+def test_dpsgd_noises_more_numbers_than_lsg_with_the_same_noise_multiplier(tmp_path: Path) -> None:
+    found = trained(tmp_path, "--methods", "dpsgd,lsg", "--epochs", "1")
+    dense, low_rank = found["DPSGD"], found["LSG(r=8, p=0.5)"]
+    assert dense["noise_dimensions"] > 10 * low_rank["noise_dimensions"]
+    assert dense["noise_multiplier"] == low_rank["noise_multiplier"]
+
+
+def test_a_few_epochs_without_privacy_learn_the_digits(tmp_path: Path) -> None:
+    found = trained(tmp_path, "--methods", "non-private", "--epochs", "5", "--batch-size", "128")
+    assert found["NonPrivate"]["test_accuracy"] > 0.8
 
 
 def test_the_split_is_stratified_and_fixed() -> None:

@@ -13,15 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, PrivacyEngine
-from lsg.kernels import conv_kernel, group_norm_kernel, optional_triton
+from lsg.kernels import conv_kernel, conv_reference, group_norm_kernel, optional_triton
 from lsg.kernels.factor_gradient import select
 from lsg.kernels.optional_triton import untransformed
-from lsg.layers import conv
-from lsg.layers.norm import frozen_group_norm_forward
-from lsg.layers.patched_module import Batch, PatchedModule, is_private, patch_of, uninstall
-from lsg.layers.patched_module import install as put_on
+from lsg.layers.group_norm import frozen_group_norm_forward
+from lsg.layers.install import install as put_on
+from lsg.layers.install import is_private, patch_of, uninstall
+from lsg.layers.patched_module import Batch, PatchedModule
 from lsg.methods import Method
-from lsg.model.recorder import _install_faster
+from lsg.model.module_rules import install_faster
 from tests.layers.test_rules import CASES, METHODS, test_rule_equals_batch_of_one
 from tests.support.reference import attach, batch_of_one_gradients
 
@@ -30,7 +30,7 @@ def patch_products(h: Tensor, x: Tensor, *geometry: object) -> Tensor:
     taps, stride, padding, dilation, kept, place = (*geometry, None, None)[:6]
     if kept is not None:
         assert torch.equal(place[kept], torch.arange(len(kept)))
-    return select(conv._patch_products(h, x, taps, stride, padding, dilation), kept)
+    return select(conv_reference.patch_products(h, x, taps, stride, padding, dilation), kept)
 
 
 def normalise(
@@ -62,8 +62,8 @@ def differentiate(
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Plain PyTorch in place of the kernels, on a CPU. Returns the names of those that were called."""
     called: list[str] = []
-    monkeypatch.setattr(conv_kernel, "pays", lambda x, g, groups: x.dim() == 4 and groups == 1 and untransformed())
-    monkeypatch.setattr(group_norm_kernel, "pays", lambda x, groups: x.dim() == 4 and untransformed())
+    monkeypatch.setattr(conv_kernel, "is_faster", lambda x, g, groups: x.dim() == 4 and groups == 1 and untransformed())
+    monkeypatch.setattr(group_norm_kernel, "is_faster", lambda x, groups: x.dim() == 4 and untransformed())
     monkeypatch.setattr(optional_triton, "AVAILABLE", True)
     for module, stand_in in (
         (conv_kernel, patch_products),
@@ -89,7 +89,7 @@ def test_rules_equal_batch_of_one(case: str, method: Method, with_kernels: list[
 
 
 def install(model: nn.Module) -> list[nn.Module]:
-    return [module for module, _ in _install_faster(model, checked_batch())]
+    return [module for module, _ in install_faster(model, checked_batch())]
 
 
 def checked_batch() -> Batch:
@@ -191,7 +191,7 @@ def test_scale_and_shift_reach_the_kernel_contiguous(with_kernels: list[str]) ->
 
 def test_another_engines_rule_takes_the_place_of_a_faster_forward(with_kernels: list[str]) -> None:
     model = nn.GroupNorm(2, 4)
-    ((_, faster),) = _install_faster(model, checked_batch())
+    ((_, faster),) = install_faster(model, checked_batch())
     rule = PatchedModule("norm", {}, checked_batch(), frozen_group_norm_forward, "forward")
     put_on(model, rule)
     uninstall(model, faster)

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
 from lsg.layers import conv
-from lsg.parameters.slot import Layout, Slot, recast
+from lsg.parameters.slot import Layout, Slot, refresh_casts
 from lsg.subspace import Subspace
 from tests.support.reference import assert_per_sample_gradients, attach, batch_of_one_gradients
 
@@ -313,10 +313,10 @@ def test_casts_of_factors_follow_the_subspace() -> None:
     slot.subspace = space
     before = slot.factors_as(torch.bfloat16)
     space.left.mul_(3)  # as a recorded refresh writes new values
-    recast([slot])
+    refresh_casts([slot])
     after = slot.factors_as(torch.bfloat16)
     assert after[1] is before[1] and torch.equal(after[1], space.left.T.to(torch.bfloat16))
     slot.subspace = Subspace(torch.ones(5, 2), torch.ones(2, 6), None, None, transposed=True)
     assert torch.equal(slot.factors_as(torch.bfloat16)[0], torch.ones(6, 2, dtype=torch.bfloat16))
-    recast([slot])
+    refresh_casts([slot])
     assert torch.equal(slot.factors_as(torch.bfloat16)[0], torch.ones(6, 2, dtype=torch.bfloat16))

@@ -65,6 +65,12 @@ def test_small_cnn_refuses_impossible_sizes(arguments: tuple[int, int, int], cul
         small_cnn(*arguments)
 
 
+def test_small_cnn_has_the_width_asked_for() -> None:
+    assert [conv.out_channels for conv in small_cnn(10, 1, 32, width=48).convs] == [48, 96, 96]
+    with pytest.raises(ConfigurationError, match="width=12: must be a multiple of 8"):
+        small_cnn(width=12)
+
+
 @pytest.mark.parametrize("model", [wide_resnet(10, 1), small_cnn(10, 3, 16)], ids=["wrn", "cnn"])
 def test_no_sample_sees_another(model: nn.Module) -> None:
     model = model.double().train()

@@ -24,7 +24,7 @@ def activation_bytes(precision: str, *, private: bool) -> int:
     model = setting.workload.make_model()
     if private:
         optimizer = attach(setting, model, LSG(rank=4, sparsity=0.5), None)[1]
-        optimizer.begin_micro_batch(optimizer.enter_epoch(), size=B, last=True)
+        optimizer.clock.begin_micro_batch(optimizer.clock.enter_epoch(), size=B, last=True)
     (x, y), *_ = setting.workload.batches
     saved: dict[int, Tensor] = {}
 

@@ -61,7 +61,7 @@ def test_the_papers_scale_has_the_papers_settings() -> None:
     lsg, dpsgd = by_name["cifar10-lsg-r16-p0.3-eps0.8-seed0"], by_name["cifar10-dpsgd-eps0.8-seed0"]
     assert (lsg.max_grad_norm, lsg.batch_size, lsg.epochs, lsg.lr) == (1, 1000, 200, 0.5)
     assert (dpsgd.max_grad_norm, dpsgd.batch_size, dpsgd.epochs, dpsgd.lr) == (5, 350, 100, 0.5)
-    assert (lsg.step.optimizer, lsg.lr_schedule, lsg.delta) == ("sgd", "steps", 1e-5)
+    assert (lsg.optimizer, lsg.lr_schedule, lsg.delta) == ("sgd", "steps", 1e-5)
 
 
 def test_studies_share_cells() -> None:

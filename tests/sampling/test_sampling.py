@@ -8,7 +8,8 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.perf import padded_size
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import TorchNoise
 
 
@@ -18,8 +19,8 @@ def batches(plan: SamplingPlan, seed: int = 0, **options: object) -> LogicalBatc
 
 def draws(plan: SamplingPlan, epochs: int) -> list[list[int]]:
     sampler, found = batches(plan), []
-    for _ in range(epochs):
-        found += [[i for micro in logical for i in micro] for logical in sampler.draw_epoch()]
+    for epoch in range(epochs):
+        found += [[i for micro in logical for i in micro] for logical in sampler.draw_epoch(epoch)]
     return found
 
 
@@ -61,7 +62,7 @@ def test_micro_batches_hold_the_same_records_sorted_by_length() -> None:
     plan = SamplingPlan(records=100, batch_size=30)
     lengths = [(7 * i) % 50 for i in range(100)]
     whole, split = batches(plan), batches(plan, max_physical_batch_size=8, lengths=lengths)
-    for one, parts in zip(whole.draw_epoch(), split.draw_epoch(), strict=True):
+    for one, parts in zip(whole.draw_epoch(0), split.draw_epoch(0), strict=True):
         assert all(len(part) <= 8 for part in parts)
         assert sorted(i for part in parts for i in part) == sorted(i for part in one for i in part)
         in_order = [lengths[i] for part in parts for i in part]
@@ -72,8 +73,8 @@ def test_micro_batches_keep_to_a_number_of_tokens() -> None:
     plan = SamplingPlan(records=1000, batch_size=500)
     lengths = [1 + (7 * i) % 50 for i in range(999)] + [400]
     whole, split = batches(plan), batches(plan, max_physical_batch_size=40, lengths=lengths, max_tokens=300)
-    for _ in range(3):
-        for one, parts in zip(whole.draw_epoch(), split.draw_epoch(), strict=True):
+    for epoch in range(3):
+        for one, parts in zip(whole.draw_epoch(epoch), split.draw_epoch(epoch), strict=True):
             assert sorted(i for part in parts for i in part) == sorted(i for part in one for i in part)
             for part in parts:
                 longest = max(lengths[i] for i in part)

@@ -227,7 +227,7 @@ def test_lost_steps_are_charged_and_no_noise_comes_twice(tmp_path: Path, drawn: 
     assert recorded > saved
     continued = secure(tmp_path).load(tmp_path / "run.ckpt")
     assert len(continued.engine.accountant) == recorded
-    assert continued.optimizer.progress().partial_sum is None  # its batch cannot be drawn again
+    assert continued.optimizer.clock.position().partial_sum is None  # its batch cannot be drawn again
     continued.finish()
     assert len(continued.engine.accountant) == len(lines(tmp_path)) == PLANNED + recorded - saved == len(drawn)
     assert continued.engine.get_epsilon(1e-3) > Training().finish().engine.get_epsilon(1e-3)

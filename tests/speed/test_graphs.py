@@ -61,7 +61,7 @@ class BrokenTape(AgainTape):
 def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
     def use(kind: type) -> None:
         AgainTape.replays = 0
-        monkeypatch.setattr("lsg.model.recorder.CudaTape", kind)
+        monkeypatch.setattr("lsg.model.attachment.CudaTape", kind)
         monkeypatch.setattr("lsg.model.non_private.CudaTape", kind)
         monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
         # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.
@@ -299,7 +299,7 @@ def test_only_inputs_that_cannot_change_unseen_are_recorded(tape: Callable[[type
     model, holder = Scaled(), nn.Identity()
     slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
     for slot in slots:
-        slot.arm(8)
+        slot.prepare(8)
     forward = GraphedForward(lambda x, by: model(x, by) + slots[1].carriers[0], model, slots, AgainTape())
     x = torch.randn(8, 12)
     for scale in (1.0, 2.0, 3.0):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import LSG, PrivacyEngine
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import NoiseSource, TorchNoise, fresh_generator
 from lsg.sampling.secure_source import SecureNoise, box_muller
 from lsg.step.clipping import ClippedSum
@@ -127,7 +128,7 @@ def test_poisson_samples_have_the_rate_for_each_record_and_are_independent(sourc
     sampler = LogicalBatches(SamplingPlan(records=100, batch_size=20), source)
     drawn = np.zeros((2_000, 100))
     for epoch in range(400):
-        for number, logical in enumerate(sampler.draw_epoch()):
+        for number, logical in enumerate(sampler.draw_epoch(epoch)):
             drawn[5 * epoch + number, [record for micro in logical for record in micro]] = 1
     variance = 2_000 * 0.2 * 0.8
     by_record = ((drawn.sum(0) - 400) ** 2).sum() / variance

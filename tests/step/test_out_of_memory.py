@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsg import DPSGD, LSG, NonPrivate, PrivacyEngine, PrivacyError
 from lsg.errors import ConfigurationError, LsgError, OutOfMemory
 from lsg.methods import Method
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.parameters.refresh import Refresh
 from lsg.step.clipping import Clipper
 from lsg.step.out_of_memory import BackwardInPieces, is_out_of_memory, rows

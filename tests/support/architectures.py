@@ -160,7 +160,7 @@ def _attention(width: int, **options: Any) -> nn.Module:
 
 
 def _laid_out_plainly(y: Tensor) -> Tensor:
-    """The reference needs it: see `layers/norm.py` on torch's own instance norm."""
+    """The reference needs it: see `layers/group_norm.py` on torch's own instance norm."""
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient.contiguous())
     return y

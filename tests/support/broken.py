@@ -10,7 +10,7 @@ import torch
 
 from lsg.parameters.slot import Slot
 from lsg.parameters.stack import Stack
-from lsg.sampling.plan import LogicalBatches
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.step.clipping import ClippedSum, Clipper
 from lsg.step.gradients import PrivateGradients
 from lsg.step.noise import add_noise

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import LSG, BudgetExceeded, PrivacyEngine, save_checkpoint
-from lsg.accounting.epsilon import create_accountant
+from lsg.accounting import create_accountant
 from lsg.accounting.ledger import Ledger
 
 RECORDS, BATCH, PHYSICAL = 500, 25, 16

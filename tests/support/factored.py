@@ -19,5 +19,5 @@ def factored(on: bool = True) -> Iterator[list[int]]:
         seen.append(outputs)
         return on
 
-    with mock.patch.object(outer, "pays", is_faster):
+    with mock.patch.object(outer, "is_faster", is_faster):
         yield seen

@@ -75,9 +75,10 @@ def test_zoo_models_train_whole_in_the_paper() -> None:
     assert trained(model, "head") == {"head.weight", "head.bias"}
 
 
-def test_an_image_model_comes_back_from_disk(tmp_path: Path) -> None:
-    model = load_image_model("small-cnn", DIGITS)
-    save_image_model(tmp_path / "model", model, "small-cnn", DIGITS, {"label_names": ["0"]})
+@pytest.mark.parametrize("name", ["small-cnn", "small-cnn-wide"])
+def test_an_image_model_comes_back_from_disk(name: str, tmp_path: Path) -> None:
+    model = load_image_model(name, DIGITS)
+    save_image_model(tmp_path / "model", model, name, DIGITS, {"label_names": ["0"]})
     back = load_trained_image_model(tmp_path / "model")
     assert type(back) is type(small_cnn())
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())

@@ -11,7 +11,8 @@ from lsg import ConfigurationError
 from lsg.tasks.encoded import EncodedTexts
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
-from lsg.train.prepare import prepare_data, prepare_model
+from lsg.train.prepare_data import prepare_data
+from lsg.train.prepare_model import prepare_model
 from tests.support.tiny import WORDS, glue_sst2, tiny_tokenizer
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from lsg.tasks.encoded import EncodedImages
 from lsg.tasks.split import divide
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
-from lsg.train.prepare import _CACHE, prepare_data
+from lsg.train.prepare_data import _CACHE, prepare_data
 
 CPU = torch.device("cpu")
 ROWS = [f"text {number}" for number in range(100)]

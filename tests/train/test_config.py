@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from lsg import ConfigurationError
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
-from lsg.train.config import METHODS, RunConfig
+from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings, to_toml
 from lsg.train.presets import preset
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import DPSGD, ConfigurationError, NonPrivate, PrivacyEngine
 from lsg.checkpoint import load_checkpoint, save_checkpoint
-from lsg.train.loop import Epoch, Progress, accuracy, train
+from lsg.train.loop import Epoch, LoopState, accuracy, train
 
 DELTA = 1e-3
 RECORDS, BATCH = 60, 20
@@ -110,9 +110,9 @@ def test_samples_and_the_learning_rate_of_the_last_step_are_recorded() -> None:
 
 def test_it_saves_after_epochs_and_every_so_many_steps_and_goes_on_from_there(tmp_path: Path) -> None:
     *made, engine = parts()
-    saved: list[Progress] = []
+    saved: list[LoopState] = []
 
-    def save(point: Progress) -> None:
+    def save(point: LoopState) -> None:
         saved.append(point)
         if point.steps == 4:  # in the middle of the second epoch
             save_checkpoint(tmp_path / "state", engine=engine, extra=asdict(point))
@@ -120,10 +120,10 @@ def test_it_saves_after_epochs_and_every_so_many_steps_and_goes_on_from_there(tm
     whole = train(*made, engine, epochs=2, delta=DELTA, save=save, save_every=2)
     assert [(point.epochs, point.steps) for point in saved] == [(0, 2), (1, 3), (1, 4), (1, 6), (2, 6)]
     assert saved[0].samples > 0 and saved[0].loss > 0 and saved[0].seconds > 0
-    assert saved[1] == Progress(epochs=1, steps=3, lr=0.5)
+    assert saved[1] == LoopState(epochs=1, steps=3, lr=0.5)
 
     *made, engine = parts()
-    start = Progress(**load_checkpoint(tmp_path / "state", engine=engine))
+    start = LoopState(**load_checkpoint(tmp_path / "state", engine=engine))
     assert start == saved[2]
     (rest,) = train(*made, engine, epochs=2, delta=DELTA, start=start)
     assert rest.seconds > start.seconds

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lsg.accounting.epsilon import calibrate_noise, epsilon_of
+from lsg.accounting.calibration import calibrate_noise
+from lsg.accounting.epsilon import epsilon_of
 from lsg.errors import ConfigurationError
 from lsg.sampling.plan import SamplingPlan
 

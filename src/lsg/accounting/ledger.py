@@ -1,9 +1,11 @@
 """The privacy ledger: a file with one line for each step that counts, on disk before the step's noise is drawn.
 
 So steps that a crash took away are known. Each line ends with a SHA-256 of itself and of the line before it. A last
-line that is not whole (a crash while it was written) stands for a step that may have happened. What a line says is no
-more secret than the released weights: it holds no seed, and of a sum without noise only a seal, which nobody can check
-who could not take the noise off anyway.
+line that is not whole (a crash while it was written) stands for a step that may have happened.
+
+A line is no more secret than the released weights. It holds no seed. Of the sum without noise it holds a seal, a hash
+whose key is the state of the noise generator: to check a guess of the sum one needs that state, and with it the noise
+itself could be subtracted.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lsg.accounting.epsilon import Phase
+from lsg.accounting.phases import Phase
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import OWNER_ONLY, sync_folder
 

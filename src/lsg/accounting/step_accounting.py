@@ -1,19 +1,44 @@
-"""The books of a run: each logical step in, before its noise is drawn, and counted as the sampling plan says."""
+"""Counts each step of a run before its noise is drawn: against the target, in the ledger, in the accountant."""
 
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lsg.accounting.epsilon import Accountant, Phase, create_accountant
-from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record
+from torch import Tensor
+
+from lsg.accounting.accountant import Accountant, create_accountant
+from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record, fingerprint, seal
+from lsg.accounting.phases import Phase
 from lsg.errors import BudgetExceeded, ConfigurationError, PrivacyError
 from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.random_sources import NoiseSource
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a step is about to release, before its noise is drawn.
+
+    epoch: the number of the loader's epoch that the batch belongs to; None if the batch did not come from the loader.
+    weights: the trained parameters, as they are before the step.
+    total: the clipped sum of the logical batch, without noise; None if no record was drawn.
+    noise: where the noise will come from; None for gradients that get none.
+    """
+
+    noise_multiplier: float
+    epoch: int | None
+    weights: Sequence[Tensor]
+    total: Tensor | None
+    noise: NoiseSource | None
 
 
 class Target:
-    """Stops a run before the step that would pass a target epsilon. The planned steps are never stopped."""
+    """Stops a run before the step that would pass a target epsilon.
+
+    planned: the steps that the noise was calibrated for. They are never stopped, and no ε is computed while they last.
+    """
 
     def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
@@ -53,9 +78,9 @@ class Target:
 
 
 class StepAccounting:
-    """Counts each logical step, if the target allows it: first in the ledger, then in the accountant.
+    """Counts each logical step at the sampling plan's rate, if the target allows it: first in the ledger, then in the
+    accountant.
 
-    weights, total: compute a fingerprint of the weights that the step starts from, and a seal of its sum.
     replayable: whether the noise can be drawn again from a saved state. Such noise is a stream that has a name.
     """
 
@@ -65,24 +90,22 @@ class StepAccounting:
         plan: SamplingPlan,
         *,
         ledger: Ledger | None,
-        weights: Callable[[], str],
-        total: Callable[[], str],
         replayable: bool = True,
     ) -> None:
         self.accountant, self._plan, self._ledger = accountant, plan, ledger
-        self._weights, self._total = weights, total
         self.target: Target | None = None
         self._stream = secrets.token_hex(8) if replayable else FRESH
         self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
 
-    def count(self, noise_multiplier: float, epoch: int | None) -> None:
-        """One step of this epoch of the loader; None where the batch did not come from it."""
+    def count(self, release: Release) -> None:
+        """Count the step that makes this release. Raises BudgetExceeded instead if it would pass the target."""
+        noise_multiplier, epoch = release.noise_multiplier, release.epoch
         rate = 1.0  # nothing is known of how a batch from elsewhere was drawn: no amplification
         if epoch is None and noise_multiplier:
             warnings.warn(
                 "a step on a batch that the private loader did not hand out: it is accounted as if every record were "
                 "in it, which costs far more ε. Iterate over the loader that make_private returned",
-                stacklevel=4,
+                stacklevel=3,
             )
         if epoch is not None and self._plan.poisson:
             rate = self._plan.sample_rate
@@ -92,22 +115,18 @@ class StepAccounting:
             return
         if self.target is not None:
             self.target.check(noise_multiplier, rate)
-        self._write(noise_multiplier, rate, self._weights, self._total)
+        if self._ledger is not None:  # fingerprints cost time
+            noise_state = None if release.noise is None else release.noise.state()
+            self._record(noise_multiplier, rate, fingerprint(release.weights), seal(release.total, noise_state))
+        self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
         if not self._plan.poisson and epoch is not None:
             self._counted = (epoch, noise_multiplier)
 
-    def _write(
-        self, noise_multiplier: float, rate: float, weights: Callable[[], str], total: Callable[[], str]
-    ) -> None:
-        if self._ledger is not None:
-            self._ledger.record(
-                noise_multiplier=noise_multiplier,
-                sample_rate=rate,
-                stream=self._stream,
-                weights=weights(),
-                sum=total(),
-            )
-        self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
+    def _record(self, noise_multiplier: float, rate: float, weights: str, sealed_sum: str) -> None:
+        assert self._ledger is not None
+        self._ledger.record(
+            noise_multiplier=noise_multiplier, sample_rate=rate, stream=self._stream, weights=weights, sum=sealed_sum
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything spent, what the epoch under way has been counted for, and the place in the ledger."""
@@ -173,7 +192,8 @@ class StepAccounting:
             self.accountant.step(noise_multiplier=entry.noise_multiplier, sample_rate=entry.sample_rate)
         if record.torn:
             rate = self._plan.sample_rate if self._plan.poisson else 1.0
-            self._write(noise_multiplier, rate, lambda: "unknown", lambda: "unknown")
+            self._record(noise_multiplier, rate, "unknown", "unknown")
+            self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
         return False
 
 

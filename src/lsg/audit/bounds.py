@@ -17,7 +17,7 @@ from scipy.special import log_ndtr, ndtri
 from scipy.stats import beta, binom
 
 _CHOOSING = 0.2  # the share of the trials that thresholds are chosen on; bounds are computed on the others
-_ON_A_HUNCH = 0.1  # how surely a threshold is chosen where the pilot is too small to show anything for sure
+_LOOSE_ALPHA = 0.1  # in place of alpha, where the pilot is too small to tell one threshold from another
 _THRESHOLDS = 100
 _LOSS_GRID = 5e-3  # of privacy losses; ten times finer changed no bound by 0.001
 
@@ -72,7 +72,7 @@ def lower_bounds(
         false, true = (int((values > threshold).sum()) for values in samples)
         return at_most(false, len(samples[0]), wrong), at_least(true, len(samples[1]), wrong)
 
-    on_pilot = [[limits(threshold, pilot, wrong) for wrong in (alpha / 4, _ON_A_HUNCH)] for threshold in thresholds]
+    on_pilot = [[limits(threshold, pilot, wrong) for wrong in (alpha / 4, _LOOSE_ALPHA)] for threshold in thresholds]
     free = max(range(len(thresholds)), key=lambda i: [epsilon_of_rates(*rates, delta) for rates in on_pilot[i]])
     gaussian = max(range(len(thresholds)), key=lambda i: [mu_of_rates(*rates) for rates in on_pilot[i]])
     return Bounds(

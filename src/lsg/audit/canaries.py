@@ -14,7 +14,7 @@ from lsg.methods import Method
 from lsg.subspace import Subspace
 
 TOGETHER = 5  # canaries inside the subspaces at a time, orthogonal to each other: as many as the head has outputs
-LOUD = 1e4  # far above the clipping threshold in every layer
+LARGE = 1e4  # far above the clipping threshold in every layer
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def inside(rig: Rig) -> list[Canary]:
         x = torch.ones(inputs, dtype=torch.float64) if space is None else space.left[:, 0]
         directions = torch.eye(outputs, dtype=torch.float64) if space is None else _kept_and_across(space)
         for row, g in zip(rows, directions[:TOGETHER], strict=True):
-            row[name] = LOUD * x, LOUD * g
+            row[name] = LARGE * x, LARGE * g
     # A row of Sparse DPSGD's small head may be masked as a whole, which per-layer clipping does not make up for.
     return [Canary(f"inside {i}", record(row), 0.85) for i, row in enumerate(rows)]
 
@@ -60,10 +60,10 @@ def outside(rig: Rig, method: Method) -> Canary | None:
     for name, space in rig.engine.subspaces.items():
         if space.left_kept is not None and space.right_kept is not None:
             parts[name.removesuffix(".weight")] = (
-                LOUD * (~space.left_mask).double(),
-                LOUD * (~space.right_mask).double(),
+                LARGE * (~space.left_mask).double(),
+                LARGE * (~space.right_mask).double(),
             )
-        else:  # nothing is masked: at right angles to L and R. Quiet, or rounding errors would be heard.
+        else:  # nothing is masked: at right angles to L and R. Small, or its rounding errors would show.
             parts[name.removesuffix(".weight")] = _across(space.left.T), _across(space.right)
     if not parts and method.sparsity:
         slot = rig.gradients.recorder.ready()["first.weight"]
@@ -71,14 +71,14 @@ def outside(rig: Rig, method: Method) -> Canary | None:
         masked = torch.ones(slot.value.numel(), dtype=torch.bool).index_fill(0, slot.elements_kept, False)
         row, column = divmod(int(masked.nonzero()[0]), slot.value.shape[1])
         eyes = (torch.eye(size, dtype=torch.float64) for size in LAYERS["first"])
-        x, g = (LOUD * eye[i] for eye, i in zip(eyes, (column, row), strict=True))
+        x, g = (LARGE * eye[i] for eye, i in zip(eyes, (column, row), strict=True))
         parts["first"] = x, g
     return Canary("outside", record(parts), 0.0) if parts else None
 
 
 def _random(name: str, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * seed + list(LAYERS).index(name))
-    x, g = (LOUD * torch.randn(size, generator=generator, dtype=torch.float64) for size in LAYERS[name])
+    x, g = (LARGE * torch.randn(size, generator=generator, dtype=torch.float64) for size in LAYERS[name])
     return x, g
 
 

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lsg.audit.report import Audit
+from lsg.extras import needs_extra
 from lsg.report.figures import COLOURS, INK, clean, save_figure
+
+with needs_extra("train", "a figure"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def save_audit_figure(path: Path, audit: Audit, *, title: str) -> None:

@@ -1,30 +1,25 @@
-"""The audits of one setting over some seeds in, one verdict and plain values for a JSON file out."""
+"""The settings of an audit in; the audits of each seed, with values for a JSON file, and their violations out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lsg.audit.batches import Batches, audit_batches
+from lsg.audit.observations import WhiteBox
 from lsg.audit.one_run import OneRun, audit_one_run
-from lsg.audit.white_box import WhiteBox, audit_run, audit_step
+from lsg.audit.white_box import audit_run, audit_step
 from lsg.errors import ConfigurationError
-from lsg.methods import DPSGD, LSG, RGP, Method, SparseDPSGD
+from lsg.methods import PRIVATE_METHODS, Method, make_method
 from lsg.step.clipping import Clipping
 
 MODES = ("white-box", "one-run", "all")
-CLIPPINGS: tuple[Clipping, ...] = ("flat", "per_layer", "automatic")
-# Rank 3 is the rank of the audited model's weights.
-METHODS: dict[str, Callable[[], Method]] = {
-    "lsg": lambda: LSG(rank=3, sparsity=0.5),
-    "rgp": lambda: RGP(rank=3),
-    "sparse-dpsgd": lambda: SparseDPSGD(sparsity=0.5),
-    "dpsgd": DPSGD,
-}
+CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
+RANK, SPARSITY = 3, 0.5  # the rank is that of the audited model's weights
 SAMPLED_EPOCHS = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditSettings:
     """What to audit, and how surely.
 
     trials: releases of a step with, and as many without, a canary. steps: of whole runs; 1: one step only.
@@ -44,7 +39,7 @@ class Plan:
     confidence: float = 0.999
 
     def __post_init__(self) -> None:
-        for option, choices in (("mode", MODES), ("method", tuple(METHODS)), ("clipping", CLIPPINGS)):
+        for option, choices in (("mode", MODES), ("method", PRIVATE_METHODS), ("clipping", CLIPPINGS)):
             if getattr(self, option) not in choices:
                 raise ConfigurationError(f"{option}={getattr(self, option)!r} must be one of {', '.join(choices)}")
         if not 0 < self.epsilon < 100:
@@ -118,18 +113,23 @@ class Audit:
         return found
 
 
-def audit(plan: Plan, *, on_part: Callable[[str], None] = lambda part: None) -> list[Audit]:
+def audited_method(name: str) -> Method:
+    """The method of this name as it is audited."""
+    return make_method(name, rank=RANK, sparsity=SPARSITY)
+
+
+def audit(settings: AuditSettings, *, on_part: Callable[[str], None] = lambda part: None) -> list[Audit]:
     """One audit for each seed. `on_part` hears what is about to be audited."""
-    return [_audit_seed(plan, seed, on_part) for seed in range(plan.seeds)]
+    return [_audit_seed(settings, seed, on_part) for seed in range(settings.seeds)]
 
 
 def violations(audits: Sequence[Audit]) -> list[str]:
     return [f"seed {one.seed}: {message}" for one in audits for message in one.violations]
 
 
-def _audit_seed(plan: Plan, seed: int, on_part: Callable[[str], None]) -> Audit:
-    method, clipping = METHODS[plan.method](), plan.clipping
-    common: dict[str, Any] = {"epsilon": plan.epsilon, "delta": plan.delta, "seed": seed}
+def _audit_seed(settings: AuditSettings, seed: int, on_part: Callable[[str], None]) -> Audit:
+    method, clipping = audited_method(settings.method), settings.clipping
+    common: dict[str, Any] = {"epsilon": settings.epsilon, "delta": settings.delta, "seed": seed}
     wanted = [
         name
         for name, mode in (
@@ -138,20 +138,22 @@ def _audit_seed(plan: Plan, seed: int, on_part: Callable[[str], None]) -> Audit:
             ("batches", "white-box"),
             ("one run", "one-run"),
         )
-        if plan.mode in (mode, "all") and not (name == "run" and plan.steps == 1)
+        if settings.mode in (mode, "all") and not (name == "run" and settings.steps == 1)
     ]
-    alpha = (1 - plan.confidence) / (plan.seeds * len(wanted))
+    alpha = (1 - settings.confidence) / (settings.seeds * len(wanted))
     white_box: list[WhiteBox] = []
     batches, one_run = None, None
     for name in wanted:
         on_part(f"seed {seed}: {name}")
         if name == "step":
-            white_box.append(audit_step(method, clipping, **common, trials=plan.trials, alpha=alpha))
+            white_box.append(audit_step(method, clipping, **common, trials=settings.trials, alpha=alpha))
         elif name == "run":
-            trials = max(50, plan.trials // plan.steps)
-            white_box.append(audit_run(method, clipping, **common, steps=plan.steps, trials=trials, alpha=alpha))
+            trials = max(50, settings.trials // settings.steps)
+            white_box.append(audit_run(method, clipping, **common, steps=settings.steps, trials=trials, alpha=alpha))
         elif name == "batches":
             batches = audit_batches(epochs=SAMPLED_EPOCHS, seed=seed, alpha=alpha)
         else:
-            one_run = audit_one_run(method, clipping, **common, canaries=plan.canaries, epochs=plan.epochs, alpha=alpha)
+            one_run = audit_one_run(
+                method, clipping, **common, canaries=settings.canaries, epochs=settings.epochs, alpha=alpha
+            )
     return Audit(seed, white_box, batches, one_run)

@@ -137,7 +137,7 @@ class Rig:
     def release(self, total: ClippedSum) -> Tensor:
         """The gradient that a step with this sum gives to the optimizer, with noise of its own each time."""
         self.gradients.sum = total
-        self.gradients.recorder.holding = True  # many releases of one step: the subspaces stay
+        self.gradients.recorder.hold_subspaces()  # many releases of one step: the subspaces stay
         self.gradients.release(self.optimizer.noise_multiplier)
         return self.released()
 

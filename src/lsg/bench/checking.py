@@ -1,4 +1,4 @@
-"""Faster may not mean different: per-sample gradients of a fast path beside those of the plain one, random inputs."""
+"""Checks that a fast path computes the same: its per-sample gradients beside the plain path's, on random inputs."""
 
 import torch
 from torch import Tensor

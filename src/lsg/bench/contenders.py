@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsg.bench.presets import Preset, Workload
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
-from lsg.methods import DPSGD, LSG, RGP, Method
+from lsg.methods import Method, make_method
 from lsg.perf import PerfConfig
 from lsg.step.optimizer import PrivateOptimizer
 
@@ -95,9 +95,9 @@ def private(setting: Setting, method: Method, perf: PerfConfig | None = None) ->
     last = len(setting.workload.batches) - 1
 
     def step() -> None:
-        epoch = optimizer.enter_epoch()
+        epoch = optimizer.clock.enter_epoch()
         for number, (x, y) in enumerate(setting.workload.batches):
-            optimizer.begin_micro_batch(epoch, size=len(x), last=number == last)
+            optimizer.clock.begin_micro_batch(epoch, size=len(x), last=number == last)
             with setting.autocast():
                 loss = setting.workload.loss(model, x, y)
             loss.backward()
@@ -153,19 +153,19 @@ FAST = {
 
 def contenders(setting: Setting) -> dict[str, Callable[[], Step]]:
     """Name -> a function that builds the contender."""
-    rank = setting.preset.rank
-    lsg, on_gpu = LSG(rank=rank, sparsity=setting.preset.sparsity), setting.device.type == "cuda"
+    on_gpu = setting.device.type == "cuda"
 
-    def fast(perf: PerfConfig) -> Callable[[], Step]:
-        return lambda: private(setting, lsg, perf)
+    def by(name: str, perf: PerfConfig | None = None) -> Callable[[], Step]:
+        method = make_method(name, rank=setting.preset.rank, sparsity=setting.preset.sparsity)
+        return lambda: private(setting, method, perf)
 
     return {
         "non-private": lambda: non_private(setting, compiled=False),
         "non-private compiled": lambda: non_private(setting, compiled=True),
-        "lsg": lambda: private(setting, lsg),
-        **{name: fast(perf) for name, perf in FAST.items() if on_gpu or not perf.cuda_graphs},
-        "rgp": lambda: private(setting, RGP(rank=rank)),
-        "dpsgd": lambda: private(setting, DPSGD()),
+        "lsg": by("lsg"),
+        **{name: by("lsg", perf) for name, perf in FAST.items() if on_gpu or not perf.cuda_graphs},
+        "rgp": by("rgp"),
+        "dpsgd": by("dpsgd"),
         "opacus hooks": lambda: opacus(setting, "hooks"),
         "opacus ghost": lambda: opacus(setting, "ghost"),
     }

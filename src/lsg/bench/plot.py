@@ -4,9 +4,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.figure import Figure
-
+from lsg.extras import needs_extra
 from lsg.report.figures import save_figure
+
+with needs_extra("train", "a figure"):
+    from matplotlib.figure import Figure
 
 
 def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:

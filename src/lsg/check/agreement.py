@@ -17,7 +17,6 @@ from lsg.layers.samples import SHARED, SampleAxis
 from lsg.parameters.factored_calls import zeros
 from lsg.parameters.slot import Slot, calls_apart
 
-VIEW_REFUSED = "view size is not compatible"  # of PyTorch's error
 _LOOSE = 30.0  # times the tolerance: rules compute in another order than layers, and sum up
 
 
@@ -78,16 +77,13 @@ class Agreement:
             for slot in self._slots:
                 carriers = tuple(zeros((size, *c.shape[1:]), c.dtype, c.device) for c in slot.carriers)
                 stack.enter_context(slot.borrowed(carriers))
-            seen = [patched.known for patched in self._patched_modules]
             for patched in self._patched_modules:
-                patched.known = known[patched]
+                stack.enter_context(patched.borrow_known(known[patched]))
             batch.size = size
             try:
                 yield
             finally:
                 batch.size = size_before
-                for patched, before in zip(self._patched_modules, seen, strict=True):
-                    patched.known = before
 
     def _gradients(self, look: Look, changed: set[int], witness: Any) -> list[tuple[str, Tensor | None]]:
         """Names and per-sample gradients of a random loss, in which each sample has its own part."""
@@ -103,7 +99,7 @@ class Agreement:
         except LsgError:
             raise
         except Exception as error:
-            if is_out_of_memory(error) or VIEW_REFUSED in str(error):
+            if is_out_of_memory(error) or self._batch.may_blame_layout:  # then there is another look
                 raise
             raise PrivacyError(
                 f"the model fails with lsg's rules and not without them ({first_line(error)}): a value that samples "

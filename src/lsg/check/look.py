@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from lsg.check.ownership import Call, Recording, Trail, alike, locate
+from lsg.check.ownership import Trail, alike, locate
+from lsg.check.recording import Call, Recording
 from lsg.check.records import FewRecords
 from lsg.errors import PrivacyError
 from lsg.layers.patched_module import KnownCalls, PatchedModule

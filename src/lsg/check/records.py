@@ -118,7 +118,9 @@ class FewRecords:
             return torch.cat([row[..., :end], filler[..., end:]], -1)
         if unlike is not None and torch.equal(row, unlike):  # indices or a mask: values that occur, in other places
             picked = torch.randint(values.numel(), row.shape, generator=generator).to(row.device)
-            return values[picked].clone()
+            row = values[picked]
+            if torch.equal(row, unlike):  # all records of the batch have the same: a mask that masks nothing, say
+                return torch.where(noise < 0.5, _flipped(row), row)
         return row.clone()
 
 
@@ -128,6 +130,13 @@ def _is_known(leaf: Any) -> bool:
 
 def _largest_index(leaf: Tensor) -> int:
     return int(leaf.max()) if not (leaf.is_floating_point() or leaf.is_complex() or leaf.dtype == torch.bool) else 0
+
+
+def _flipped(row: Tensor) -> Tensor:
+    """A mask's entries the other way round. Zeros of an integer stay: they may be indices of a table with one row."""
+    if row.dtype == torch.bool:
+        return ~row
+    return torch.where(row == 0, 0.5 if row.is_floating_point() else 0, 0).to(row.dtype)
 
 
 def _moved(row: Tensor, noise: Tensor) -> Tensor:

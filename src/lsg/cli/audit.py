@@ -9,18 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsg.audit.report import CLIPPINGS, METHODS, MODES, Audit, Plan
+from lsg.audit.report import CLIPPINGS, MODES, Audit, AuditSettings
 from lsg.cli.errors import FAILED
 from lsg.files.atomic import write_atomic
+from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping
 from lsg.train.provenance import provenance
 
-DEFAULTS = Plan()
+DEFAULTS = AuditSettings()
 
 
 def audit(
     mode: Annotated[str, typer.Option(help=f"One of {', '.join(MODES)}.")] = DEFAULTS.mode,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = DEFAULTS.method,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(PRIVATE_METHODS)}.")] = DEFAULTS.method,
     clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = DEFAULTS.clipping,
     epsilon: Annotated[float, typer.Option(help="What the engine is told to claim.")] = DEFAULTS.epsilon,
     delta: Annotated[float, typer.Option(help="At this delta.")] = DEFAULTS.delta,
@@ -39,17 +40,17 @@ def audit(
     from lsg.audit.report import violations
 
     console = Console()
-    plan = Plan(
+    settings = AuditSettings(
         mode, method, cast(Clipping, clipping), epsilon, delta, trials, steps, canaries, epochs, seeds, confidence
     )
     output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
     with console.status("") as status:
-        audits = run_audit(plan, on_part=status.update)
-    console.print(_table(audits, plan))
+        audits = run_audit(settings, on_part=status.update)
+    console.print(_table(audits, settings))
     if any(one.one_run for one in audits):
         console.print("One-run bounds are loose: they find gross mistakes only.", style="dim")
     broken = violations(audits)
-    _write(output, plan, audits, broken)
+    _write(output, settings, audits, broken)
     console.print(f"Wrote {output / 'audit.json'} and {output / 'figure.png'}", soft_wrap=True)
     for message in broken:
         typer.echo(f"VIOLATION: {message}")
@@ -58,9 +59,10 @@ def audit(
     typer.echo("consistent: nothing contradicts the claim")
 
 
-def _table(audits: list[Audit], plan: Plan) -> Table:
+def _table(audits: list[Audit], settings: AuditSettings) -> Table:
     table = Table(
-        title=f"{plan.method}, {plan.clipping} clipping: bounds that all hold together with {plan.confidence:.3%}"
+        title=f"{settings.method}, {settings.clipping} clipping: bounds that all hold together with "
+        f"{settings.confidence:.3%}"
     )
     for column in ("seed", "attack", "sensitivity", "ε claimed", "ε at least", "verdict"):
         table.add_column(column, justify="left" if column in ("attack", "verdict") else "right")
@@ -85,16 +87,16 @@ def _verdict(broken: bool) -> str:
     return "[bold red]VIOLATION" if broken else "consistent"
 
 
-def _write(output: Path, plan: Plan, audits: list[Audit], broken: list[str]) -> None:
+def _write(output: Path, settings: AuditSettings, audits: list[Audit], broken: list[str]) -> None:
     from lsg.audit.plot import save_audit_figure  # matplotlib takes a second, which --help need not
 
     document: dict[str, Any] = {
         "provenance": provenance(),
-        "plan": dataclasses.asdict(plan),
+        "plan": dataclasses.asdict(settings),
         "verdict": "VIOLATION" if broken else "consistent",
         "violations": broken,
         "audits": [one.as_json() for one in audits],
     }
     write_atomic(output / "audit.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    title = f"{plan.method}, {plan.clipping} clipping, seed {audits[0].seed}"
+    title = f"{settings.method}, {settings.clipping} clipping, seed {audits[0].seed}"
     save_audit_figure(output / "figure.png", audits[0], title=title)

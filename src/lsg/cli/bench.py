@@ -16,7 +16,7 @@ from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
-from lsg.methods import LSG
+from lsg.methods import make_method
 from lsg.perf import PerfConfig
 from lsg.train.provenance import provenance
 
@@ -67,9 +67,10 @@ def _check(point: Preset, precision: str, device: torch.device, only: str, conso
     setting = Setting(point, workload(point, device), device, precision)
     wanted = [part.strip() for part in only.split(",")] if only else list(contenders(setting))
     paths = {"lsg": PerfConfig(), **FAST}
+    lsg = make_method("lsg", rank=point.rank, sparsity=point.sparsity)
     checks = {}
     for name in (name for name in wanted if name in paths):
-        checks[name] = difference(setting, LSG(rank=point.rank, sparsity=point.sparsity), paths[name])
+        checks[name] = difference(setting, lsg, paths[name])
         console.log(f"{name}: gradients differ from the plain path's by {checks[name]:.1e} of their size")
         if not checks[name] <= TOLERANCE[precision]:
             raise PrivacyError(

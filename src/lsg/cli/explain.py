@@ -10,17 +10,16 @@ from torch import nn
 from lsg.errors import ConfigurationError
 from lsg.explain import Explanation
 from lsg.explain import explain as explain_model
+from lsg.methods import PRIVATE_METHODS
 from lsg.report.settings import method_text
 from lsg.tasks.models import ZOO, ImageShape, load_image_model, quiet_transformers, select_trained, text_config
-from lsg.train.config import METHODS, RunConfig
-
-PRIVATE = tuple(name for name in METHODS if name != "non-private")
+from lsg.train.config import RunConfig
 
 
 def explain(
     model: Annotated[str, typer.Option(help=f"A hub id or folder of a text model, or {', '.join(ZOO)}.")],
     methods: Annotated[str, typer.Option(help="Comma-separated; the first is the one of --details.")] = (
-        ",".join(PRIVATE)
+        ",".join(PRIVATE_METHODS)
     ),
     rank: Annotated[int, typer.Option(help="r of lsg and rgp.")] = RunConfig.rank,
     sparsity: Annotated[float, typer.Option(help="p of lsg and sparse-dpsgd.")] = RunConfig.sparsity,
@@ -64,10 +63,10 @@ def explain(
 def _chosen(names: str) -> list[str]:
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in wanted:
-        if name not in PRIVATE:
-            raise ConfigurationError(f"--methods: '{name}' is not one of {', '.join(PRIVATE)}")
+        if name not in PRIVATE_METHODS:
+            raise ConfigurationError(f"--methods: '{name}' is not one of {', '.join(PRIVATE_METHODS)}")
     if not wanted:
-        raise ConfigurationError(f"--methods: none given; choose from {', '.join(PRIVATE)}")
+        raise ConfigurationError(f"--methods: none given; choose from {', '.join(PRIVATE_METHODS)}")
     return wanted
 
 

@@ -20,21 +20,21 @@ from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
+from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.models import ZOO
 from lsg.train.config import (
     LR_SCHEDULES,
-    METHODS,
     OPTIMIZERS,
     PRECISIONS,
     TRAINABLE,
     RunConfig,
+    field_type,
     option,
-    plain_type,
 )
 from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
-from lsg.train.listener import Listener, RunPlan
+from lsg.train.listener import Listener, RunStart
 from lsg.train.presets import preset
 from lsg.train.run import RunResult, run
 
@@ -99,7 +99,7 @@ def train(
     """
     console = Console()
     settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
-    result = _watched(console, settings, output, resume, checkpoint_every)
+    result = _run_with_bar(console, settings, output, resume, checkpoint_every)
     console.print(_summary(result))
     console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
     console.print(
@@ -131,7 +131,7 @@ def _signature() -> inspect.Signature:
     missing = types.keys() ^ {name for options in _HELP.values() for name in options}
     assert not missing, f"options and RunConfig differ: {missing}"
     generated = [
-        (name, plain_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
+        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
         for panel, options in _HELP.items()
         for name, text in options.items()
     ]
@@ -171,7 +171,7 @@ def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, 
     return RunConfig.from_dict({"seed": secrets.randbits(63), **usual, **known}, source)
 
 
-def _watched(console: Console, config: RunConfig, output: Path, resume: bool, checkpoint_every: int) -> RunResult:
+def _run_with_bar(console: Console, config: RunConfig, output: Path, resume: bool, checkpoint_every: int) -> RunResult:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -218,17 +218,17 @@ class _Bar(Listener):
             self._bar.remove_task(self._task)
             self._task = None
 
-    def started(self, plan: RunPlan) -> None:
-        self._batch_size, self._epsilon = plan.batch_size, epsilon_text(plan.epsilon)
-        self._epochs_done = plan.epochs_done
+    def started(self, start: RunStart) -> None:
+        self._batch_size, self._epsilon = start.batch_size, epsilon_text(start.epsilon)
+        self._epochs_done = start.epochs_done
         self.note(
-            f"{plan.records:,} records, {plan.steps:,} steps of about {plan.batch_size:,}, noise multiplier "
-            f"{plan.noise_multiplier:.4g} on {plan.noise_dimensions:,} numbers for {plan.trained_parameters:,} trained "
-            "parameters"
+            f"{start.records:,} records, {start.steps:,} steps of about {start.batch_size:,}, noise multiplier "
+            f"{start.noise_multiplier:.4g} on {start.noise_dimensions:,} numbers for {start.trained_parameters:,} "
+            "trained parameters"
         )
         self._bar.start()
-        label = self._label(plan.epochs_done + 1)
-        self._task = self._bar.add_task(label, total=plan.steps, completed=plan.steps_done, state=self._state(None))
+        label = self._label(start.epochs_done + 1)
+        self._task = self._bar.add_task(label, total=start.steps, completed=start.steps_done, state=self._state(None))
 
     def step(self, done: int) -> None:
         assert self._task is not None

@@ -1,1 +1,1 @@
-"""What is written to disk, and how: whole files, strict JSON, plain numbers."""
+"""What every file on disk needs: written whole or not at all, strict JSON, plain numbers."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, secret ones for their owner alone; errors of writing that name them."""
+"""Writes a file whole or not at all, a secret one for its owner alone; names the file in errors of writing."""
 
 import contextlib
 import os
@@ -11,14 +11,17 @@ OWNER_ONLY, OWNER_ONLY_FOLDER = 0o600, 0o700
 
 
 def write_atomic(target: Path, text: str, *, secret: bool = False) -> None:
-    """At every moment the file is the old one or the new one. secret: nobody but its owner may read it."""
+    """Write a text. At every moment the file is the old one or the new one. secret: only its owner may read it."""
     with atomic_path(target, secret=secret) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def atomic_path(target: Path, *, secret: bool = False) -> Iterator[Path]:
-    """Where to write the file instead: what is written there takes the target's place at the end, if all went well."""
+    """Gives the path of a file beside the target to write to; it replaces the target at the end, if all went well.
+
+    So the target is written whole or not at all. Missing folders are made. secret: only the owner may read it.
+    """
     given, target = target, Path(os.path.realpath(target))  # of a link, what it names
     partial = target.with_name(target.name + UNFINISHED)
     with errors_naming(given):
@@ -68,14 +71,14 @@ def sync_tree(folder: Path) -> None:
 
 @contextlib.contextmanager
 def errors_naming(path: Path) -> Iterator[None]:
-    """Errors of writing (a full disk, say) name the file, which neither Python nor safetensors does by itself."""
+    """Adds the path to the message of an OSError (a full disk, say): neither Python nor safetensors always names it."""
     from safetensors import SafetensorError
 
     try:
         yield
     except OSError as error:
         if error.strerror is None:
-            raise  # one of ours, which names its file
+            raise  # an error of our own, whose message names the file
         raise OSError(f"cannot write {path} ({error.strerror})") from error
     except SafetensorError as error:
         raise OSError(f"cannot write {path} ({error})") from error

@@ -1,4 +1,4 @@
-"""NumPy's numbers in, Python's own out: checks, files and reprs know these."""
+"""NumPy's numbers in, Python's own out, which checks, files and reprs expect."""
 
 from numbers import Integral, Real
 from typing import Any

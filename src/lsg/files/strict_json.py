@@ -1,4 +1,4 @@
-"""JSON without surprises: text in, values out; an object that names a key twice is refused, at any depth."""
+"""Strict JSON: text in, values out; an object that names a key twice is refused, at any depth."""
 
 import json
 from collections.abc import Callable

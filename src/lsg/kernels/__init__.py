@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: every Triton kernel, and the plain computation that it replaces."""
+"""Tensors in, tensors out: every Triton kernel, and its reference in PyTorch's operations."""

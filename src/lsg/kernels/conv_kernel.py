@@ -1,8 +1,8 @@
 """Triton kernel for the per-sample products of convolutions laid out channels last; importable without Triton.
 
-For each sample the products of h (positions x ranks) with every input channel under every tap of the kernel. In plain
-PyTorch (`conv.py`, its reference) one operand is first written out once a tap; here taps are read in place. Sums are
-float32; products run in the inputs' precision, as in `kernels.py`.
+For each sample the products of h (positions x ranks) with every input channel under every tap of the kernel. The
+reference (`conv_reference.py`) first writes one operand out once a tap; here taps are read in place. Sums are
+float32; products run in the inputs' precision, as in `factor_kernel.py`.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def is_faster(x: Tensor, g: Tensor, groups: int) -> bool:
         return False
     if x.shape[0] < _FEWEST_SAMPLES or x.numel() == 0:
         return False
-    return any(t.is_contiguous(memory_format=torch.channels_last) for t in (x, g))  # a first layer has plain images
+    return any(t.is_contiguous(memory_format=torch.channels_last) for t in (x, g))  # a first layer's images are not
 
 
 def patch_products(

@@ -5,8 +5,8 @@ With x (B, T, I) coming in and g (B, T, O) coming back, row factor A (O x r) and
     rows:     (x C^T)^T g   restricted to the kept entries of O
     columns:  (g A)^T x     restricted to the kept entries of I
 
-The plain path is four batched products and two selections. On a CUDA device, where those read x and g from memory
-several times in thin slices, one Triton kernel does it all (`kernels.py`); the plain path is its reference.
+Its reference is four batched products and two selections. On a CUDA device, where those read x and g from memory
+several times in thin slices, one Triton kernel does it all (`factor_kernel.py`).
 """
 
 from torch import Tensor
@@ -39,10 +39,10 @@ def factor_gradients(
         x, g = x_BTI.contiguous(), g_BTO.contiguous()
         sizes = [n if kept is None else kept.shape[0] for n, (kept, _) in ((g.shape[2], rows), (x.shape[2], columns))]
         return kernels.factor_gradients(x, g, row_factor, column_factor, rows[1], columns[1], *sizes)
-    return plain_factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows[0], columns[0])
+    return reference_factor_gradients(x_BTI, g_BTO, row_factor, column_factor, rows[0], columns[0])
 
 
-def plain_factor_gradients(
+def reference_factor_gradients(
     x_BTI: Tensor,
     g_BTO: Tensor,
     row_factor: Tensor,
@@ -50,7 +50,7 @@ def plain_factor_gradients(
     rows_kept: Tensor | None,
     columns_kept: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The same in plain PyTorch, in the inputs' precision."""
+    """The same in PyTorch's operations, in the inputs' precision."""
     rows = select((x_BTI @ column_factor.mT).mT @ g_BTO, rows_kept)
     return rows, select((g_BTO @ row_factor).mT @ x_BTI, columns_kept)
 

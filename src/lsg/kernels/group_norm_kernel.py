@@ -82,7 +82,7 @@ if AVAILABLE:
         x += sample * P * C
         d_x += sample * P * C
         along_sums = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)  # of g times the normalised input
-        plain_sums = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)  # of g
+        shift_sums = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)  # of g
         for start in range(0, P, BLOCK_P):
             p = start + tl.arange(0, BLOCK_P)
             inside = (p[:, None] < P) & real[None, :]
@@ -90,15 +90,15 @@ if AVAILABLE:
             g_tile = tl.load(g + places, mask=inside, other=0.0).to(tl.float32)
             x_tile = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
             along_sums += g_tile * ((x_tile - means[None, :]) * factors[None, :])
-            plain_sums += g_tile
-        along, plain = tl.sum(along_sums, axis=0), tl.sum(plain_sums, axis=0)
+            shift_sums += g_tile
+        along, shift = tl.sum(along_sums, axis=0), tl.sum(shift_sums, axis=0)
         tl.store(d_weight + sample * C + channels, along, mask=real)
-        tl.store(d_bias + sample * C + channels, plain, mask=real)
+        tl.store(d_bias + sample * C + channels, shift, mask=real)
         w = tl.zeros((BLOCK_C,), dtype=tl.float32) + 1.0
         if WEIGHT:
             w = tl.load(weight + channels, mask=real, other=0.0).to(tl.float32)
         along = _over_groups(along * w, local, SIZE, ONE, BLOCK_C) / (P * SIZE)
-        plain = _over_groups(plain * w, local, SIZE, ONE, BLOCK_C) / (P * SIZE)
+        shift = _over_groups(shift * w, local, SIZE, ONE, BLOCK_C) / (P * SIZE)
         for start in range(0, P, BLOCK_P):
             p = start + tl.arange(0, BLOCK_P)
             inside = (p[:, None] < P) & real[None, :]
@@ -106,7 +106,7 @@ if AVAILABLE:
             g_tile = tl.load(g + places, mask=inside, other=0.0).to(tl.float32)
             x_tile = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
             normalised = (x_tile - means[None, :]) * factors[None, :]
-            found = factors[None, :] * (g_tile * w[None, :] - plain[None, :] - normalised * along[None, :])
+            found = factors[None, :] * (g_tile * w[None, :] - shift[None, :] - normalised * along[None, :])
             tl.store(d_x + places, found, mask=inside)
 
 

@@ -1,7 +1,7 @@
 """Triton kernel for per-sample gradients of a layer norm's scale and shift; importable without Triton.
 
-In plain PyTorch they take five passes over memory of the input's size. Here input and gradient are read once, and sums
-are float32. The plain path (`norm.py`) is its reference; a compiler fuses that by itself.
+The reference (`norm_reference.py`) takes five passes over memory of the input's size. Here input and gradient are read
+once, and sums are float32. A compiler fuses the reference by itself.
 """
 
 import torch

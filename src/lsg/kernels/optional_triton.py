@@ -28,7 +28,7 @@ def usable(values: Tensor) -> bool:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Everything by its plain path, the kernels' reference."""
+    """Everything by the kernels' references."""
     global AVAILABLE
     available, AVAILABLE = AVAILABLE, False
     try:

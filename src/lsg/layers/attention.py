@@ -12,6 +12,7 @@ from lsg.errors import PrivacyError
 from lsg.layers.linear import linear, weight_slots
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
+from lsg.layers.rule import OUTPUTS_FIRST, Rule
 from lsg.layers.samples import SHARED, Axis, SampleAxis, SamplePlaces
 from lsg.parameters.slot import Slot
 
@@ -120,3 +121,14 @@ def _joined_mask(
             wide = torch.unflatten(wide, 0, (-1, module.num_heads))
         joined = wide if joined is None else joined + wide
     return joined
+
+
+_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight")
+
+MULTIHEAD_ATTENTION = Rule(
+    multihead_attention_forward,
+    lambda module: {name: OUTPUTS_FIRST for name in _WEIGHTS},
+    descendants=lambda module: ("out_proj.weight", "out_proj.bias"),
+    known=frozenset({*_WEIGHTS, "in_proj_bias", "bias_k", "bias_v", "out_proj.bias"}),
+    fused=lambda module: {"in_proj_weight": 0},
+)

@@ -7,22 +7,53 @@ the taps, never the input's channels: one batched product against x itself. On a
 (`conv_kernel.py`) does both without spreading anything.
 """
 
-import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.kernels import conv_kernel
+from lsg.kernels import conv_kernel, conv_reference
 from lsg.kernels.factor_gradient import select
-from lsg.layers.linear import compute_dtype, weight_as, weight_operands
-from lsg.layers.patched_module import PatchedModule, fixed_signature, refuse_double_backward
+from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
+from lsg.layers.linear import compute_dtype, weight_as
+from lsg.layers.operands import Operand, Space, weight_operands
+from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
+from lsg.layers.rule import Rule
 from lsg.layers.samples import SamplePlaces
+from lsg.parameters.slot import Layout
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
+
+
+class Geometry(NamedTuple):
+    """Where a kernel's taps are read. One entry for each dimension of space."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int = 1
+
+
+class _Operands(NamedTuple):
+    """Of y = conv(x, weight) + bias."""
+
+    x: Operand
+    weight: Operand = None
+    bias: Operand = None
+    geometry: Operand = None
+    row_carrier: Operand = None
+    column_carrier: Operand = None
+    dense_carrier: Operand = None
+    bias_carrier: Operand = None
+    row_factor: Operand = None
+    column_factor: Operand = None
+    rows_kept: Operand = None
+    rows_place: Operand = None
+    columns_kept: Operand = None
+    columns_place: Operand = None
 
 
 class _Conv(torch.autograd.Function):
@@ -32,69 +63,46 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @fixed_signature
-    def forward(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        row_factor: Tensor | None,
-        column_factor: Tensor | None,
-        rows_kept: Tensor | None,
-        rows_place: Tensor | None,
-        columns_kept: Tensor | None,
-        columns_place: Tensor | None,
-        row_carrier: Tensor | None,
-        column_carrier: Tensor | None,
-        dense_carrier: Tensor | None,
-        bias_carrier: Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> Tensor:
-        return _convolve(x, weight, bias, stride, padding, dilation, groups)
+    def forward(*operands: Any) -> Tensor:
+        of = _Operands(*operands)
+        return _convolve(of.x, of.weight, of.bias, of.geometry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, *spaces = inputs[:9]
-        ctx.save_for_backward(x, weight, *spaces)
-        ctx.geometry = inputs[-4:]
+        of = _Operands(*inputs)
+        space = of.row_factor, of.column_factor, of.rows_kept, of.rows_place, of.columns_kept, of.columns_place
+        ctx.save_for_backward(of.x, of.weight, *space)
+        ctx.geometry = of.geometry
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
         (g,) = grads
-        x, weight, row_factor, column_factor, rows_kept, rows_place, columns_kept, columns_place = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        d_x = d_rows = d_columns = d_dense = d_bias = None
-        if needs[0]:
+        x, weight, *saved = ctx.saved_tensors
+        space, needs = Space(*saved), _Operands(*ctx.needs_input_grad)
+        d_x = d_rows = d_columns = None
+        if needs.x:
             d_x = _convolution_backward(g, x, weight, ctx.geometry, (True, False))[0]
-        if needs[9]:
-            kernel = column_factor.view(-1, *weight.shape[1:])
-            rows, columns = (rows_kept, rows_place), (columns_kept, columns_place)
-            d_rows, d_columns = _factor_gradients(x, g, row_factor, kernel, rows, columns, ctx.geometry)
-        if needs[11]:
-            d_dense = _dense_gradient(x, g, weight, ctx.geometry)
-        if needs[12]:
-            d_bias = g.flatten(2).sum(-1)
-        return (d_x, *(None,) * 8, d_rows, d_columns, d_dense, d_bias, None, None, None, None)
+        if needs.row_carrier:
+            d_rows, d_columns = _factor_gradients(x, g, space, weight.shape[1:], ctx.geometry)
+        gradients = _Operands(
+            x=d_x,
+            row_carrier=d_rows,
+            column_carrier=d_columns,
+            dense_carrier=_dense_gradient(x, g, weight, ctx.geometry) if needs.dense_carrier else None,
+            bias_carrier=g.flatten(2).sum(-1) if needs.bias_carrier else None,
+        )
+        return tuple(gradients)
 
 
-def _convolve(
-    x: Tensor,
-    kernel: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     conv = _CONV[x.dim() - 2]
     assert conv is not None
-    return conv(x, kernel, bias, stride, padding, dilation, groups)
+    return conv(x, kernel, bias, *geometry)
 
 
 def _convolution_backward(
-    g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...], wanted: tuple[bool, bool]
+    g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor]:
     stride, padding, dilation, groups = geometry
     no_output_padding = [0] * len(stride)
@@ -105,62 +113,34 @@ def _convolution_backward(
 
 
 def _factor_gradients(
-    x: Tensor,
-    g: Tensor,
-    row_factor: Tensor,
-    column_kernel: Tensor,
-    rows: tuple[Tensor | None, Tensor | None],
-    columns: tuple[Tensor | None, Tensor | None],
-    geometry: tuple[Any, ...],
+    x: Tensor, g: Tensor, space: Space, kernel_shape: Sequence[int], geometry: Geometry
 ) -> tuple[Tensor, Tensor]:
-    """-> (B, r, kept rows) and (B, r, kept columns). rows, columns: as for `factor_gradient.factor_gradients`."""
+    """-> (B, r, kept rows) and (B, r, kept columns). kernel_shape: (in, *taps)."""
     stride, padding, dilation, _ = geometry
-    a = _convolve(x, column_kernel, None, stride, padding, dilation, 1)
-    taps = column_kernel.shape[2:]
+    a = _convolve(x, space.column_factor.view(-1, *kernel_shape), None, Geometry(stride, padding, dilation))
+    taps = kernel_shape[1:]
     if conv_kernel.is_faster(x, g, 1):
         g_last = g.contiguous(memory_format=torch.channels_last)
-        h = (g_last.movedim(1, -1) @ row_factor).movedim(-1, 1)
-        d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *rows)
-        return d_rows, conv_kernel.patch_products(h, x, taps, stride, padding, dilation, *columns)
+        h = (g_last.movedim(1, -1) @ space.row_factor).movedim(-1, 1)
+        d_rows = conv_kernel.patch_products(a, g_last, (1, 1), (1, 1), (0, 0), (1, 1), *space.rows)
+        return d_rows, conv_kernel.patch_products(h, x, taps, stride, padding, dilation, *space.columns)
     g_BOP = g.flatten(2)
-    h = torch.unflatten(row_factor.mT @ g_BOP, -1, g.shape[2:])
+    h = torch.unflatten(space.row_factor.mT @ g_BOP, -1, g.shape[2:])
     d_rows = a.flatten(2) @ g_BOP.mT
-    return select(d_rows, rows[0]), select(_patch_products(h, x, taps, stride, padding, dilation), columns[0])
+    d_columns = conv_reference.patch_products(h, x, taps, stride, padding, dilation)
+    return select(d_rows, space.rows_kept), select(d_columns, space.columns_kept)
 
 
-def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """A sample's gradient of the whole kernel: (B, *kernel shape)."""
-    *places, groups = geometry
+    stride, padding, dilation, groups = geometry
     if conv_kernel.is_faster(x, g, groups):
-        products = conv_kernel.patch_products(g, x, weight.shape[2:], *places)
+        products = conv_kernel.patch_products(g, x, weight.shape[2:], stride, padding, dilation)
     elif _patches_pay(g, groups):
-        products = _patch_products(g, x, weight.shape[2:], *places)
+        products = conv_reference.patch_products(g, x, weight.shape[2:], stride, padding, dilation)
     else:
         return _per_sample_kernel_gradient(g, x, weight, geometry)
     return torch.unflatten(products, 2, weight.shape[1:])
-
-
-def _patch_products(
-    h: Tensor, x: Tensor, taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """sum_o h[r, o] x[c, o*stride + tap*dilation - padding] -> (B, r, c*taps), spreading h (r channels), not x."""
-    batch, r, *out_sizes = h.shape
-    in_sizes = x.shape[2:]
-    # The canvas holds h at the input positions o*stride, moved by `offset` so that no tap reads before its start.
-    offsets = [max(0, (k - 1) * d - p) for k, d, p in zip(taps, dilation, padding, strict=True)]
-    spans = [o + (n - 1) * s + 1 for o, n, s in zip(offsets, out_sizes, stride, strict=True)]
-    sizes = [max(span, o + p + i) for span, o, p, i in zip(spans, offsets, padding, in_sizes, strict=True)]
-    canvas = h.new_zeros(batch, r, *sizes)
-    grid: tuple[Any, ...] = tuple(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True))
-    canvas[(..., *grid)] = h
-    shifted = []
-    for tap in itertools.product(*(range(k) for k in taps)):
-        starts = [o + p - t * d for o, p, t, d in zip(offsets, padding, tap, dilation, strict=True)]
-        window: tuple[Any, ...] = tuple(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True))
-        shifted.append(canvas[(..., *window)])
-    h_Brtq = torch.stack(shifted, dim=2).flatten(3)
-    products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
-    return torch.unflatten(products, 1, (r, -1)).mT.flatten(2)
 
 
 def _patches_pay(g: Tensor, groups: int) -> bool:
@@ -169,12 +149,12 @@ def _patches_pay(g: Tensor, groups: int) -> bool:
     return g.is_cuda and groups == 1
 
 
-def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Any, ...]) -> Tensor:
+def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Samples as groups of one big convolution: (B, *kernel shape)."""
     stride, padding, dilation, groups = geometry
     batch = x.shape[0]
     shape_only = weight.expand(batch, *weight.shape).flatten(0, 1)
-    wide = (stride, padding, dilation, groups * batch)
+    wide = Geometry(stride, padding, dilation, groups * batch)
     grouped = _convolution_backward(_as_one_sample(g), _as_one_sample(x), shape_only, wide, (False, True))
     return torch.unflatten(grouped[1], 0, (batch, -1))
 
@@ -197,18 +177,26 @@ def conv_forward(
         x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
         padding = (0,) * len(module.stride)
     slot = patched.slots.get("weight")
-    operands = weight_operands(slot, dtype, images.carrier)
-    bias = None if module.bias is None else module.bias.detach().to(dtype)
+    carriers, space = weight_operands(slot, dtype, images.carrier)
     bias_slot = patched.slots.get("bias")
-    y: Tensor = _Conv.apply(
+    operands = _Operands(
         x,
         weight_as(module.weight, slot, dtype),
-        bias,
-        *operands,
+        None if module.bias is None else module.bias.detach().to(dtype),
+        Geometry(module.stride, padding, module.dilation, module.groups),
+        *carriers,
         images.carrier(bias_slot.carriers[0]) if bias_slot else None,
-        module.stride,
-        padding,
-        module.dilation,
-        module.groups,
+        *space,
     )
+    y: Tensor = _Conv.apply(*operands)
     return images.back(y)
+
+
+def _layouts(module: nn.Conv2d) -> Mapping[str, Layout]:
+    # The paper puts L on the output channels here (errata). Grouped kernels are small: they stay dense.
+    if module.groups > 1:
+        return {}
+    return {"weight": Layout(transposed=False, taps=module.weight[0, 0].numel())}
+
+
+CONV = Rule(conv_forward, _layouts)

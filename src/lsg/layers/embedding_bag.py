@@ -1,13 +1,14 @@
 """Bags of embeddings: each record's rows of a table, summed, averaged or their largest; per-sample gradients.
 
-The rows are looked up by the embedding's rule, and joined within a record by plain operations.
+The rows are looked up by the embedding's rule, and joined within a record by PyTorch's operations.
 """
 
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
-from lsg.layers.embedding import embedding
+from lsg.layers.embedding import EMBEDDING, embedding
 from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import Rule
 from lsg.layers.samples import SamplePlaces
 
 
@@ -48,3 +49,6 @@ def _largest(rows_BLD: Tensor, filler_BL1: Tensor | None) -> Tensor:
         return rows_BLD.max(-2).values
     largest_BD = rows_BLD.masked_fill(filler_BL1, -float("inf")).max(-2).values
     return largest_BD.masked_fill(filler_BL1.all(-2), 0.0)
+
+
+EMBEDDING_BAG = Rule(embedding_bag_forward, EMBEDDING.layouts)

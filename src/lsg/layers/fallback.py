@@ -4,7 +4,7 @@ Each sample runs as a batch of one with its own copy of the module's parameters 
 keep their own rules, and see one sample's slice of their carriers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import ConfigurationError, PrivacyError, first_line, is_out_of_memory
-from lsg.layers.patched_module import PatchedModule, patch_of
+from lsg.layers.install import patch_of
+from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import Rule
 from lsg.layers.samples import COUNT, WHOLE, Axis, SampleAxis, SamplePlaces
 from lsg.parameters.slot import Slot
 
@@ -29,31 +31,10 @@ def fallback_forward(module: nn.Module, patched: PatchedModule, places: SamplePl
     given = [
         leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Module)
     ]  # it may call those, too
-    return _each_sample(module, patched, places, _inner_slots(module, given), args, kwargs)
+    return each_sample(module, patched, places, _inner_slots(module, given), args, kwargs)
 
 
-def one_each_forward(module: Any, patched: PatchedModule, places: SamplePlaces, *args: Any, **kwargs: Any) -> Any:
-    """A method that makes something of parameters alone, which all samples share: each of them gets one of its own.
-
-    A relative attention bias (T5, MPNet), a table looked up by distance: (1, heads, queries, keys) becomes
-    (B, heads, queries, keys), which broadcasts in the same places. The virtual tokens of prompt tuning.
-    """
-    return _each_sample(module, patched, places, [], args, kwargs)
-
-
-class _MethodCall(nn.Module):
-    """Makes a method of a module callable with other parameter values. Hooks on the module, which have their turn
-    outside, do not run."""
-
-    def __init__(self, module: nn.Module, method: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.method = module, method
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(*args, **kwargs)
-
-
-def _each_sample(
+def each_sample(
     module: nn.Module,
     patched: PatchedModule,
     places: SamplePlaces,
@@ -61,10 +42,8 @@ def _each_sample(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The plain method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
-    if patched.caller is None:
-        patched.caller = _MethodCall(module, patched.plain)
-    caller, size = patched.caller, patched.size
+    """The own method for each sample as a batch of one, with parameters of its own, vectorised over the samples."""
+    caller, size = patched.caller(module), patched.size
     leaves, structure = pytree.tree_flatten((args, list(kwargs.values())))
     axes = [places.input(i) for i in range(len(leaves))]
     leaves = [1 if axis is COUNT else leaf for axis, leaf in zip(axes, leaves, strict=True)]
@@ -190,3 +169,6 @@ def _inner_slots(module: nn.Module, given: list[nn.Module]) -> list[Slot]:
     inside = [child for whole in (module, *given) for child in whole.modules() if child is not module]
     patched_modules = map(patch_of, inside)
     return list({id(slot): slot for patched in patched_modules if patched for slot in patched.slots.values()}.values())
+
+
+FALLBACK = Rule(fallback_forward, known=None)

@@ -1,11 +1,8 @@
-"""Patched modules: a module whose forward goes through a rule, and how that is put on and taken off again.
+"""A patched module: what belongs to a module whose forward goes through a rule. `install.py` puts it on.
 
-The module stays the same object of the same class: only its instance gets a `forward`, a bound method, and a `_lsg`
-attribute. On a copy or a pickle of the module both are inert: it behaves as the plain module.
+All that changes while a model is trained is changed by the methods here.
 """
 
-import inspect
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lsg.errors import PrivacyError
-from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, leaves_of, signature
+from lsg.layers.instance_methods import nothing
+from lsg.layers.samples import ONE_SAMPLE, Axis, SamplePlaces, signature
 from lsg.parameters.cast_cache import LastCast
 from lsg.parameters.slot import Slot
 
@@ -37,8 +35,18 @@ class Batch:
         self.last_cast = LastCast()
         # Whether norms may lay out their output channels last: None before the model was seen to bear it.
         self.channels_last_norms: bool | None = None
+        self._has_channels_last = False  # whether a norm has done so
         self.watch: Watch | None = None  # while the check runs the model without its rules
         self.witness: Witness | None = None  # while it compares what rules return
+
+    def note_channels_last(self) -> None:
+        """A norm lays out its output channels last, which PyTorch's own would not."""
+        self._has_channels_last = True
+
+    @property
+    def may_blame_layout(self) -> bool:
+        """Whether a failure of the model may come from a norm's output, laid out in another way than PyTorch does."""
+        return bool(self.channels_last_norms) and self._has_channels_last
 
     @contextmanager
     def of_one(self) -> Iterator[None]:
@@ -59,7 +67,7 @@ class UnknownCall(BaseException):
 
 
 class PatchedModule:
-    """What a module's rule needs: its name, its slots by local name, its plain forward and the batch in flight.
+    """What a module's rule needs: its name, its slots by local name, its own forward and the batch in flight.
 
     for_speed: whether the patched module trains nothing and is there for speed alone, in evaluation too.
     """
@@ -74,13 +82,13 @@ class PatchedModule:
         *,
         for_speed: bool = False,
     ) -> None:
-        self.name, self.slots, self.batch, self.rule, self.method = name, slots, batch, forward, method
-        self.for_speed = for_speed
-        self.plain: Callable[..., Any]
-        self.caller: nn.Module | None = None  # runs `plain` with other parameter values, where the rule needs that
-        self.intercepted = False  # whether calls of functions inside the plain forward have gone through a rule
-        self.calls = 0  # in the forward in flight
-        self.known = KnownCalls()  # calls that the check has seen, in the mode of the forward in flight
+        self.name, self.slots, self.batch, self.method, self.for_speed = name, slots, batch, method, for_speed
+        self._rule = forward
+        self._own_forward: Callable[..., Any]
+        self._caller: nn.Module | None = None
+        self._is_intercepted = False
+        self._calls = 0  # in the forward in flight
+        self._known = KnownCalls()  # calls that the check has seen, in the mode of the forward in flight
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -94,9 +102,69 @@ class PatchedModule:
         assert self.batch.size is not None
         return self.batch.size
 
+    # -- the rule and what it replaces -------------------------------------------------------------------------------
+    @property
+    def rule(self) -> RuleForward:
+        return self._rule
+
+    @property
+    def own_forward(self) -> Callable[..., Any]:
+        """The module's method as it was before the rule took its place."""
+        return self._own_forward
+
+    def replace(self, own_forward: Callable[..., Any]) -> None:
+        """This method runs through the rule from now on."""
+        self._own_forward = own_forward
+
+    def change_rule(self, forward: RuleForward) -> None:
+        """The module turned out to need another rule."""
+        self._rule = forward
+
+    def add_slots(self, slots: dict[str, Slot]) -> None:
+        """The module computes with these parameters of another one, too."""
+        self.slots |= slots
+
+    def caller(self, module: nn.Module) -> nn.Module:
+        """The own forward as a module, which `functional_call` can give other parameter values ("module.weight")."""
+        if self._caller is None:
+            self._caller = _OwnForward(module, self._own_forward)
+        return self._caller
+
+    @property
+    def is_intercepted(self) -> bool:
+        """Whether calls of functions inside the own forward have gone through a rule."""
+        return self._is_intercepted
+
+    def note_interception(self) -> None:
+        self._is_intercepted = True
+
+    # -- calls in a forward of the model -----------------------------------------------------------------------------
     def begin(self, known: "KnownCalls") -> None:
         """A forward of the model begins."""
-        self.calls, self.known = 0, known
+        self._calls, self._known = 0, known
+
+    def restart(self) -> None:
+        """A forward begins again: its calls are numbered from 0."""
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """How many there were so far."""
+        return self._calls
+
+    def next_call(self) -> int:
+        """The number of the call that begins."""
+        number, self._calls = self._calls, self._calls + 1
+        return number
+
+    @contextmanager
+    def borrow_known(self, known: "KnownCalls") -> Iterator[None]:
+        """Know these calls for a while, and no others."""
+        own, self._known = self._known, known
+        try:
+            yield
+        finally:
+            self._known = own
 
     def split(self, x: Tensor, axis: Axis) -> Tensor:
         """x with its samples first, for a rule."""
@@ -122,10 +190,7 @@ class PatchedModule:
                     "its samples cannot be told apart: give it as an argument, or make it a part of that module"
                 )
             return ONE_SAMPLE
-        number = self.calls
-        if batch.in_forward:
-            self.calls += 1
-        found = self.known.find(leaves, self.size, number if batch.in_forward else None)
+        found = self._known.find(leaves, self.size, self.next_call() if batch.in_forward else None)
         if found is None and not batch.in_forward:
             raise PrivacyError(
                 f"layer '{self.name}' runs again in a backward (activation checkpointing) in a way that lsg cannot "
@@ -137,8 +202,20 @@ class PatchedModule:
         return found
 
 
+class _OwnForward(nn.Module):
+    """Makes a method of a module callable with other parameter values. Hooks on the module, which have their turn
+    outside, do not run."""
+
+    def __init__(self, module: nn.Module, method: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.method = module, method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)
+
+
 class KnownCalls:
-    """KnownCalls of a patched module's calls, by what the calls look like and by their number in a forward."""
+    """Sample places of a patched module's calls, by what the calls look like and by their number in a forward."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], dict[int, SamplePlaces]] = {}
@@ -159,121 +236,3 @@ class KnownCalls:
 
 def _in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def patch_of(module: nn.Module) -> "PatchedModule | None":
-    """The patched module that a module has, if any."""
-    patched = module.__dict__.get("_lsg")
-    assert patched is None or isinstance(patched, PatchedModule)
-    return patched
-
-
-def fixed_signature(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep an autograd function's signature at hand: PyTorch asks for it at each call, at a layer's cost."""
-    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-    return forward
-
-
-def refuse_double_backward() -> None:
-    """Rules give first derivatives only; in a backward pass gradients are on only where a second one is asked for."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise PrivacyError("backward(create_graph=True): per-sample rules have no second derivatives")
-
-
-def nothing() -> None:
-    """What a pickle of a patched module is loaded as."""
-
-
-def _through_rule(method: str) -> Callable[..., Any]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        patched: PatchedModule | None = self.__dict__["_lsg"]
-        if patched is None:  # a copy of a private model is a plain model
-            return getattr(type(self), method)(self, *args, **kwargs)
-        batch = patched.batch
-        if patched.for_speed:
-            return patched.rule(self, patched, *args, **kwargs)
-        if batch.watch is not None:
-            return batch.watch(self, patched, args, kwargs)
-        if not torch.is_grad_enabled():
-            return patched.plain(*args, **kwargs)
-        number, places = patched.calls, patched.places(leaves_of(args, kwargs))
-        out = patched.rule(self, patched, places, *args, **kwargs)
-        if batch.witness is not None:
-            batch.witness(patched, number, out)
-        return out
-
-    forward.__name__ = method  # a pickled bound method is looked up by name: the plain one is found
-    return forward
-
-
-_METHODS = ("forward", "compute_bias", "compute_position_bias", "get_prompt")
-_PATCHES: dict[str, Callable[..., Any]] = {method: _through_rule(method) for method in _METHODS}
-
-
-def is_private(model: nn.Module) -> bool:
-    """Whether an engine trains the model or a part of it."""
-    patched_modules = (patch_of(module) for module in model.modules())
-    return any(patched is not None and patched.slots for patched in patched_modules)
-
-
-def has_own_forward(module: nn.Module) -> bool:
-    """Whether somebody else has put a forward on this instance. A copy of a private module carries an inert one."""
-    own = module.__dict__.get("forward")
-    return own is not None and not _is_inert(module, own) and _code(own) not in _OWNERS
-
-
-# Code of every method that lsg puts on an instance -> the attribute that holds its owner, None on copies.
-_OWNERS: dict[Any, str] = {patch.__code__: "_lsg" for patch in _PATCHES.values()}
-
-
-def register_patch(patch: Callable[..., Any], owner: str) -> None:
-    _OWNERS[patch.__code__] = owner
-
-
-def _code(method: Any) -> Any:
-    """Of a bound method, under whatever signature."""
-    return getattr(getattr(method, "__func__", None), "__code__", None)
-
-
-def _is_inert(module: nn.Module, method: Any) -> bool:
-    """Whether a method came with a copy of a private module."""
-    owner = _OWNERS.get(_code(method))
-    return owner is not None and module.__dict__.get(owner) is None
-
-
-def install(module: nn.Module, patched: PatchedModule) -> None:
-    """In place of one that is there for speed alone, if there is one."""
-    before = patch_of(module)
-    if before is not None:
-        uninstall(module, before)
-    patched.plain = swap_in(module, patched.method, _PATCHES[patched.method])
-    module.__dict__["_lsg"] = patched
-
-
-def patched_method(module: nn.Module, patched: PatchedModule) -> Callable[..., Any]:
-    """A method of the module that goes through its rule, for whoever calls it in place of the module's own."""
-    module.__dict__["_lsg"] = patched
-    return types.MethodType(_PATCHES[patched.method], module)
-
-
-def uninstall(module: nn.Module, patched: PatchedModule) -> None:
-    """Nothing where another patched module has taken its place."""
-    if patch_of(module) is patched:
-        del module.__dict__["_lsg"]
-        swap_out(module, patched.method, patched.plain)
-
-
-def swap_in(module: nn.Module, method: str, patch: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a method on this instance alone. Returns what it had, without the inert patch that a copy carries."""
-    if _is_inert(module, module.__dict__.get(method)):
-        del module.__dict__[method]
-    plain: Callable[..., Any] = getattr(module, method)
-    setattr(module, method, types.MethodType(patch, module))
-    return plain
-
-
-def swap_out(module: nn.Module, method: str, plain: Callable[..., Any]) -> None:
-    """Undo `swap_in`."""
-    delattr(module, method)
-    if getattr(plain, "__func__", None) is not getattr(type(module), method):
-        setattr(module, method, plain)  # the instance had a method of its own before

@@ -14,10 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.embedding import embedding
+from lsg.layers.embedding import EMBEDDING, embedding
 from lsg.layers.fallback import LOOKUP, arguments, fallback_forward, refuse_batch_dependent
-from lsg.layers.linear import linear, weight_slots
+from lsg.layers.linear import LINEAR, linear, weight_slots
 from lsg.layers.patched_module import PatchedModule
+from lsg.layers.rule import Rule
 from lsg.layers.samples import Axis, SamplePlaces
 
 FUNCTION = "function"  # stands before the input of a function in a call's leaves: it is no call of the module
@@ -87,18 +88,22 @@ def intercepted_forward(
     """The module's own forward, with its functional call redirected where it is one."""
     try:
         with _Redirect(module, patched):
-            out = patched.plain(*args, **kwargs)
+            out = patched.own_forward(*args, **kwargs)
     except _OtherUse:
-        if patched.intercepted:  # the check at the first batch has seen another layer than this
+        if patched.is_intercepted:  # the check at the first batch has seen another layer than this
             raise PrivacyError(
                 f"layer '{patched.name}' ({type(module).__name__}) uses its parameters in another way than before: let "
                 "its forward do the same at each call"
             ) from None
-        patched.rule = fallback_forward  # from now on
+        patched.change_rule(fallback_forward)
         return fallback_forward(module, patched, places, *args, **kwargs)
-    patched.intercepted = True
+    patched.note_interception()
     if not _has_gradient(out):
         raise PrivacyError(
             f"layer '{patched.name}' ({type(module).__name__}) uses its weight in a way that has no rule"
         )
     return out
+
+
+LINEAR_SUBCLASS = Rule(intercepted_forward, LINEAR.layouts, known=None, fused=LINEAR.fused)
+EMBEDDING_SUBCLASS = Rule(intercepted_forward, EMBEDDING.layouts, known=None)

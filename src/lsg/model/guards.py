@@ -1,47 +1,33 @@
 """What watches a private model beside its rules, put on in one go and taken off again at detach."""
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from lsg.losses import Reduction
+from lsg.model.attachment import Attachment
 from lsg.model.batch_norm import watch_batch_norms
 from lsg.model.hooks import Hook
 from lsg.model.model_losses import ModelLosses
 from lsg.model.outside_losses import LossWatch
 from lsg.model.parameters_in_place import ParametersInPlace
-from lsg.model.recorder import Recorder
 from lsg.model.several_forwards import SeveralForwards
-
-
-class BatchInFlight(Protocol):
-    """The micro-batch that the loader handed out last."""
-
-    @property
-    def left(self) -> int | None:
-        """Records not yet in the sum, where their number is known."""
-
-
-class KnowsBatch(Protocol):
-    """Who knows the batch in flight: the private optimizer."""
-
-    @property
-    def batch_in_flight(self) -> BatchInFlight | None: ...
+from lsg.sampling.clock import Clock
 
 
 class Guards:
     """From `make_private` to `detach`: refuses what would break the guarantee when it happens."""
 
     def __init__(
-        self, recorder: Recorder, optimizer: KnowsBatch, trained: list[nn.Parameter], loss_reduction: Reduction
+        self, attachment: Attachment, clock: Clock, trained: list[nn.Parameter], loss_reduction: Reduction
     ) -> None:
-        model = recorder.model
+        model = attachment.model
         self.parameters = ParametersInPlace(model, trained)
         self._losses = ModelLosses(model, loss_reduction)
         self._loss_watch, self._forwards = LossWatch(loss_reduction), SeveralForwards()
-        self._recorder, self._optimizer = weakref.ref(recorder), weakref.ref(optimizer)
+        self._attachment, self._clock = weakref.ref(attachment), weakref.ref(clock)
         self._handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
             model.register_forward_hook(Hook(self._after)),
@@ -54,13 +40,13 @@ class Guards:
             handle.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        optimizer = self._optimizer()
-        if torch.is_grad_enabled() and optimizer is not None:
+        clock = self._clock()
+        if torch.is_grad_enabled() and clock is not None:
             self.parameters.check()
-            batch = optimizer.batch_in_flight
+            batch = clock.batch_in_flight
             self._forwards.note((args, kwargs), batch, None if batch is None else batch.left)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        recorder = self._recorder()
-        if recorder is not None:
-            self._loss_watch.watch(output, recorder.batch.records)
+        attachment = self._attachment()
+        if attachment is not None:
+            self._loss_watch.watch(output, attachment.batch.records)

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.parameters.factored_calls import Calls
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward
 from lsg.speed.graphs import CudaTape
 
 
-class PlainSlot:
+class ParameterAsSlot:
     """A parameter where a recording looks for a slot: what it computes is the parameter's own gradient."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -33,7 +33,7 @@ class PlainSlot:
         return nullcontext(self.carriers)
 
 
-class PlainModel:
+class NonPrivateModel:
     """Attached to a model that is trained without privacy, until `detach`."""
 
     def __init__(self, model: nn.Module, trained: Sequence[nn.Parameter], perf: PerfConfig) -> None:
@@ -43,7 +43,7 @@ class PlainModel:
         device = trained[0].device.type
         if perf.fast(device):
             tape = CudaTape() if perf.graphs(device) else None
-            self.fast = FastForward(model, [PlainSlot(p) for p in trained], compiled=perf.compiles, tape=tape)
+            self.fast = FastForward(model, [ParameterAsSlot(p) for p in trained], compiled=perf.compiles, tape=tape)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():

@@ -20,6 +20,7 @@ from lsg.kernels.optional_triton import untransformed
 from lsg.losses import Reduction
 
 _LOOKS = 8  # at the first so many backward passes, then at each whose number is a power of two
+_AT_ONCE = 2**24  # numbers that are looked at together
 _SURE = 1e-3  # a token whose label is more probable than 1 - this has a gradient too small to read its weight off
 
 
@@ -137,41 +138,35 @@ class _Weights(NamedTuple):
 def _read(logits: Tensor, gradient: Tensor) -> _Weights | None:
     """The weights in a loss. None if this is no cross-entropy of these logits."""
     tolerance = 1e-3 if logits.element_size() >= 4 else 2e-2
-    totals, counts = [], []
-    lightest, heaviest, unread = float("inf"), 0.0, 0
-    for z_TV, g_TV in zip(logits.unbind(0), gradient.unbind(0), strict=True):  # one by one: vocabularies are large
-        weights = _weights(z_TV.reshape(-1, z_TV.shape[-1]), g_TV.reshape(-1, g_TV.shape[-1]), tolerance)
-        if weights is None:
-            return None
-        read, count = weights
-        counts.append(count)
-        totals.append(float(read.sum()))
-        unread += count - len(read)
-        if len(read):
-            lightest, heaviest = min(lightest, float(read.min())), max(heaviest, float(read.max()))
-    if sum(counts) < 2 or heaviest == 0.0:
+    z_BTV, g_BTV = (t.reshape(len(t), -1, t.shape[-1]) for t in (logits, gradient))
+    some = max(1, _AT_ONCE // max(1, z_BTV[0].numel()))  # records at once: vocabularies are large
+    parts = [_weights(z, g, tolerance) for z, g in zip(z_BTV.split(some), g_BTV.split(some), strict=True)]
+    fits, w_BT, counts_BT, read_BT = (torch.cat(kind) for kind in zip(*parts, strict=True))
+    w_read = w_BT.where(read_BT, 0.0)
+    lightest, heaviest = w_BT.where(read_BT, torch.inf).min(), w_read.max()
+    unread = (counts_BT & ~read_BT).sum()
+    summary = torch.stack([fits.all(), lightest, heaviest, unread]).tolist()  # a GPU is asked three times in all
+    totals, counts = w_read.sum(1).tolist(), counts_BT.sum(1).tolist()
+    if not summary[0] or sum(counts) < 2 or summary[2] == 0.0:
         return None
-    return _Weights(totals, counts, lightest, heaviest, unread, tolerance)
+    return _Weights(totals, counts, summary[1], summary[2], int(summary[3]), tolerance)
 
 
-def _weights(z_TV: Tensor, g_TV: Tensor, tolerance: float) -> tuple[Tensor, int] | None:
-    """Of one record's tokens that count: the weights that can be read, and how many count. None where the gradient is
-    not that of a cross-entropy."""
-    counts = g_TV.ne(0).any(-1)
-    z, g = z_TV[counts].float(), g_TV[counts].float()
-    if not len(z):
-        return g.new_zeros(0), 0
+def _weights(z_BTV: Tensor, g_BTV: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of some records: whether each gradient is that of a cross-entropy; the tokens' weights; which tokens count; of
+    which the weights can be read."""
+    counts = g_BTV.ne(0).any(-1)
+    z, g = z_BTV.float(), g_BTV.float()
     label = g.argmin(-1, keepdim=True)
     others = torch.softmax(z, -1).scatter(-1, label, 0.0)
     rest = others.sum(-1, keepdim=True)  # 1 - p(label), without cancellation
     w = -g.gather(-1, label) / rest.clamp_min(1e-30)
     expected = others.scatter(-1, label, -rest) * w
     # Numbers of half precision may vanish.
-    fits = (g - expected).abs().amax(-1) <= tolerance * g.abs().amax(-1)
-    readable = rest.squeeze(-1) > _SURE
-    if not bool((fits | ~readable).all()) or bool((w <= 0).any()):
-        return None
-    return w.squeeze(-1)[readable], len(z)
+    alike = (g - expected).abs().amax(-1) <= tolerance * g.abs().amax(-1)
+    sure = rest.squeeze(-1) <= _SURE
+    fits = ~counts | ((alike | sure) & (w.squeeze(-1) > 0))
+    return fits.all(-1), w.squeeze(-1), counts, counts & ~sure
 
 
 def _may_be_logits(value: Tensor, records: int) -> bool:

@@ -34,16 +34,19 @@ class SmallCNN(nn.Module):
         return self.head(x.flatten(1))
 
 
-def small_cnn(classes: int = 10, in_channels: int = 1, image_size: int = 28) -> SmallCNN:
+def small_cnn(classes: int = 10, in_channels: int = 1, image_size: int = 28, *, width: int = 32) -> SmallCNN:
     """A small CNN for digits (8), MNIST (28) or CIFAR (32).
 
-    In: the number of classes and channels, and the side of the square images, at least 4.
-    Out: an untrained model: two or more blocks of 32, 64, 64, ... channels, each halving the image.
+    In: the number of classes and channels, and the side of the square images, at least 4. width: channels of the first
+    block, a multiple of 8.
+    Out: an untrained model: two or more blocks of width, 2 width, 2 width, ... channels, each halving the image.
     """
     for name, value, least in (("classes", classes, 1), ("in_channels", in_channels, 1), ("image_size", image_size, 4)):
         if value < least:
             raise ConfigurationError(f"{name}={value}: must be at least {least}")
-    widths = [32, 64]
+    if width < 1 or width % GROUPS:
+        raise ConfigurationError(f"width={width}: must be a multiple of {GROUPS}, the groups of its GroupNorm")
+    widths = [width, 2 * width]
     while image_size >> len(widths) > SMALLEST_MAP:
-        widths.append(64)
+        widths.append(2 * width)
     return SmallCNN(widths, classes, in_channels, image_size)

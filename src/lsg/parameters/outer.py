@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lsg.kernels import exact, outer_kernel
 from lsg.kernels.optional_triton import usable
+from lsg.kernels.ragged_reference import row_norms
 
 _CANCELLED = 2.0**-6
 _CHUNK = 2**24  # numbers of explicit products at a time
@@ -59,11 +60,11 @@ class OuterProducts:
         else:
             size = max(1, _CHUNK // (self.rows.shape[2] * self.columns.shape[2]))
             chunks = zip(self.rows.split(size), self.columns.split(size), strict=True)
-            norms = torch.cat([self._plain_norms(*chunk) for chunk in chunks])
+            norms = torch.cat([self._norms_of_explicit(*chunk) for chunk in chunks])
         norms = torch.maximum(norms, self._without_cancelling() * _CANCELLED)
         return norms if self.scale == 1.0 else norms * self.scale
 
-    def _plain_norms(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _norms_of_explicit(self, rows: Tensor, columns: Tensor) -> Tensor:
         flat = exact.products(rows, columns).flatten(1)
         return row_norms(flat if self.kept is None else flat.index_select(1, self.kept))
 
@@ -89,14 +90,6 @@ class OuterProducts:
     def materialize(self) -> Tensor:
         """(B, M, N), all entries, not scaled."""
         return exact.products(self.rows, self.columns)
-
-
-def row_norms(values: Tensor) -> Tensor:
-    """L2 norms over the last dimension. On a CPU, where a float32 sum of a million squares is off by 1e-5, in double
-    precision; a GPU sums in a tree, which is exact enough."""
-    on_cpu = values.device.type == "cpu"
-    dtype = torch.float64 if on_cpu else torch.promote_types(values.dtype, torch.float32)
-    return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
 
 
 def is_faster(x: Tensor, outputs: int) -> bool:

@@ -5,7 +5,15 @@ carriers' gradients instead of the weight's; autograd sums repeated uses of a pa
 several times), so that after a backward pass a carrier's `.grad` is the per-sample gradient of everything the
 parameter did. Only kept entries have room in it.
 
-A layer may leave the two factors of a dense matrix's gradient instead (`calls.py`); both count.
+A layer may leave the two factors of a dense matrix's gradient instead (`factored_calls.py`); both count.
+
+What is made and dropped, and by which word, here and wherever slots are used:
+
+- prepare: carriers for the next micro-batch, without gradients.
+- clear: drop the gradients in carriers and calls. The carriers stay, and the next micro-batch may use them again.
+- renew: let go of the carriers themselves. A backward that comes late cannot reach the next micro-batch.
+- refresh: compute anew from the weights, without data: subspaces and masks, once a logical step; casts.
+- release: a logical step's noisy gradient goes into the parameter's `.grad`. `end_logical_step` follows.
 
 Legend: B = samples of the micro-batch, r = rank.
 """
@@ -58,7 +66,7 @@ class Slot:
         # Carriers and calls of other sizes that this micro-batch had before, as long as a backward may reach them.
         self._replaced: list[weakref.ref[Tensor] | weakref.ref[Calls]] = []
         self.calls = Calls()  # of the carriers' generation
-        # The weight and the subspace's factors in other precisions, brought up to date by `recast`.
+        # The weight and the subspace's factors in other precisions, brought up to date by `refresh_casts`.
         self.casts: dict[torch.dtype, Tensor] = {}
         self.factor_casts: dict[torch.dtype, tuple[Subspace, Tensor, Tensor]] = {}
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -114,24 +122,25 @@ class Slot:
         columns = space.column_factor.shape[1] if space.columns_kept is None else space.columns_kept.indices.numel()
         return [(batch, space.rank, rows), (batch, space.rank, columns)]
 
-    def arm(self, batch: int) -> None:
+    def prepare(self, batch: int) -> None:
         """Carriers for a micro-batch of this size, without gradients; the ones there are kept where they fit."""
         shapes = self.shapes(batch)
         if [carrier.shape for carrier in self.carriers] == shapes:
-            return self.disarm()
+            return self.clear()
         known = [*self._replaced, *map(weakref.ref, self.carriers), weakref.ref(self.calls)]
         self._replaced = [reference for reference in known if reference() is not None]
         self.calls = Calls()
         self.carriers = tuple(zeros(shape, self.dtype, self.parameter.device) for shape in shapes)
 
-    def disarm(self) -> None:
+    def clear(self) -> None:
+        """Drop gradients, and keep the carriers."""
         for carrier in self.carriers:
             carrier.grad = None
         self.calls.clear()
         self._replaced.clear()
 
     def renew(self) -> None:
-        """Out of reach of forwards so far: what they still compute arrives where nobody looks."""
+        """Let go of the carriers, so that a late backward of a forward so far cannot reach the next micro-batch."""
         self.carriers, self.calls = (), Calls()
         self._replaced.clear()
 
@@ -149,7 +158,7 @@ class Slot:
 
     @property
     def missed(self) -> bool:
-        """Whether a backward pass has left gradients where nobody looks."""
+        """Whether a backward pass has left gradients in carriers of this micro-batch that were replaced since."""
         for reference in self._replaced:
             place = reference()
             if place is not None and (place.pending if isinstance(place, Calls) else place.grad is not None):
@@ -254,8 +263,8 @@ def calls_apart(slots: Iterable[Recordable]) -> Iterator[list[Calls]]:
 
 
 @torch.no_grad()
-def recast(slots: Iterable[Slot]) -> None:
-    """The weights have changed, and subspaces with them: bring casts up to date, in place."""
+def refresh_casts(slots: Iterable[Slot]) -> None:
+    """Bring casts up to date, in place: the weights have changed, and subspaces with them."""
     pairs = []
     for slot in slots:
         pairs += [(cast, slot.value) for cast in slot.casts.values()]

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
+from lsg.extras import needs_extra
 from lsg.report.figures import save_figure
+
+with needs_extra("train", "a figure"):
+    from matplotlib.figure import Figure
 
 
 def save_epsilon_figure(path: Path, points: Sequence[tuple[float, float]], *, title: str) -> None:

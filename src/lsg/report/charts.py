@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from lsg.methods import PRIVATE_METHODS
 from lsg.report.runs import Epoch
 from lsg.report.settings import BUDGET, Section, Setting, as_text
 
@@ -175,7 +176,7 @@ def _heat_maps(settings: Sequence[Setting]) -> list[Chart]:
 def _place(setting: Setting) -> tuple[Any, float] | None:
     """(rank, sparsity) in the paper's grid: RGP is p = 0, full rank is (Sparse) DPSGD. None: not in the grid."""
     config, method = setting.config, setting.config.get("method")
-    if method not in ("lsg", "rgp", "sparse-dpsgd", "dpsgd") or config.get("importance", "weight") != "weight":
+    if method not in PRIVATE_METHODS or config.get("importance", "weight") != "weight":
         return None
     rank, sparsity = config.get("rank", _FULL), config.get("sparsity", 0.0)
     numbers = isinstance(sparsity, int | float) and (rank == _FULL or isinstance(rank, int))

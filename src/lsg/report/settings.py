@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lsg.methods import METHODS
 from lsg.report.runs import StoredRun
-from lsg.train.config import METHODS
 
-# What a method does not use: two runs that differ in it alone are the same experiment.
-_UNUSED = {
-    "rgp": ("sparsity", "importance"),
-    "sparse-dpsgd": ("rank",),
-    "dpsgd": ("rank", "sparsity", "importance"),
-    "non-private": ("rank", "sparsity", "importance", "delta", "accountant", "clipping", "max_grad_norm"),
-}
 BUDGET = ("epsilon", "noise_multiplier")
-_IN_METHOD = ("method", "rank", "sparsity", "importance")
+_OPTIONS = ("rank", "sparsity", "importance")
+_IN_METHOD = ("method", *_OPTIONS)
+# What a method does not use: two runs that differ in it alone are the same experiment.
+_UNUSED = {name: tuple(key for key in _OPTIONS if key not in known.options) for name, known in METHODS.items()}
+_UNUSED["non-private"] += ("delta", "accountant", "clipping", "max_grad_norm")
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def _settings(runs: list[StoredRun]) -> tuple[Setting, ...]:
 def _order(config: dict[str, Any]) -> tuple[float, ...]:
     """By method, then rank, sparsity and budget; what is not a number comes first."""
     method = config.get("method")
-    place = METHODS.index(method) if method in METHODS else len(METHODS)
+    place = list(METHODS).index(method) if method in METHODS else len(METHODS)
     numbers = (config.get(key) for key in ("rank", "sparsity", *BUDGET))
     return (place, *(value if isinstance(value, int | float) else -1 for value in numbers))
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lsg.errors import ConfigurationError
-from lsg.reproduce.grid import Failure, describe, pending, run_cells, with_seeds
+from lsg.reproduce.grid import Failure, failure_reason, pending, run_cells, with_seeds
 from lsg.reproduce.store import Store, cell_name
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -165,5 +165,5 @@ def _render(studies: Sequence["Study"], summaries: "Summaries", folder: Path, co
             for path in study.render(summaries, folder):
                 console.print(f"Wrote {path}", soft_wrap=True)
         except Exception as error:  # the other tables are worth having
-            failures.append(Failure(study.name, describe(error)))
+            failures.append(Failure(study.name, failure_reason(error)))
     return failures

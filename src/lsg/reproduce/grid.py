@@ -53,20 +53,20 @@ def run_cells(
             if cell not in keep_models:
                 store.drop_model(cell)
         except Exception as error:  # whatever it is, the other cells are worth having
-            failure = Failure(cell_name(cell), describe(error))
+            failure = Failure(cell_name(cell), failure_reason(error))
             failures.append(failure)
-            _note(store, cell)
+            _keep_traceback(store, cell)
         on_end(cell, failure)
     return failures
 
 
-def describe(error: Exception) -> str:
-    """One line; unexpected errors with their type."""
+def failure_reason(error: Exception) -> str:
+    """The error as one line, with its type if it is an unexpected one."""
     text = " ".join(str(error).split())
     return text if isinstance(error, LsgError | OSError) else f"{type(error).__name__}: {text}"
 
 
-def _note(store: Store, cell: RunConfig) -> None:
+def _keep_traceback(store: Store, cell: RunConfig) -> None:
     try:
         store.path(cell).mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
         write_atomic(store.path(cell) / "error.txt", traceback.format_exc(), secret=True)

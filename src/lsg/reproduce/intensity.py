@@ -21,7 +21,8 @@ from lsg.tasks.models import load_trained_image_model
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
 from lsg.train.precision import choose_device
-from lsg.train.prepare import prepare_data, prepare_model
+from lsg.train.prepare_data import prepare_data
+from lsg.train.prepare_model import prepare_model
 
 LARGEST_SHARE = 0.1
 BATCH = 256

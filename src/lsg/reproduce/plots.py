@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from lsg.extras import needs_extra
 from lsg.report.figures import COLOURS, INK, REFERENCE, clean, save_figure
 from lsg.reproduce.intensity import Intensity
 from lsg.reproduce.store import Summary
 from lsg.reproduce.tables import Panel
+
+with needs_extra("train", "a figure"):
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 # Finer dashes for greater sparsity, as the paper's figure has it.
 _DASHES = ((0, ()), (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))

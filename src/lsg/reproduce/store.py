@@ -1,7 +1,8 @@
 """The results store: a folder with one folder a cell, each the output of one training run.
 
 A cell is a RunConfig; its folder's name is readable and stable, and a result counts only for the very configuration
-that made it. A cell is complete once its `result.json` exists, which a run writes last.
+that made it. A cell is complete once its `result.json` exists, which a run writes last, or once the file of records
+beside the folder (`records.py`) has it.
 """
 
 import math
@@ -14,6 +15,8 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.strict_json import loads
+from lsg.methods import METHODS
+from lsg.reproduce.records import read_records, records_file
 from lsg.train.config import RunConfig
 
 
@@ -39,12 +42,12 @@ class Summary:
 
 def cell_name(config: RunConfig) -> str:
     """Such as sst2-lsg-r8-p0.5-eps3.3-seed0: what the method depends on, not each setting of the task."""
-    parts = [config.task, config.method]
-    if config.method in ("lsg", "sparse-dpsgd") and config.importance != "weight":
+    parts, options = [config.task, config.method], METHODS[config.method].options
+    if "importance" in options and config.importance != "weight":
         parts.append(config.importance)
-    if config.method in ("lsg", "rgp"):
+    if "rank" in options:
         parts.append(f"r{config.rank}")
-    if config.method in ("lsg", "sparse-dpsgd"):
+    if "sparsity" in options:
         parts.append(f"p{config.sparsity:g}")
     if config.epsilon is not None:
         parts.append(f"eps{config.epsilon:g}")
@@ -58,16 +61,19 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._published = read_records(records_file(folder))
 
     def path(self, config: RunConfig) -> Path:
         return self.folder / cell_name(config)
 
     def outcome(self, config: RunConfig) -> Outcome | None:
         """The result of a complete cell, None for one that is not. A result of other settings is refused."""
-        file = self.path(config) / "result.json"
+        name, file = cell_name(config), self.path(config) / "result.json"
+        published = None if file.exists() else self._published.get(name)
+        place = str(file) if published is None else f"{records_file(self.folder)}: {name}"
         try:
-            result = loads(file.read_text(encoding="utf-8"))
-            _check_same(file, result["config"], config)
+            result = published or loads(file.read_text(encoding="utf-8"))
+            _check_same(place, result["config"], config)
             epsilon = result["epsilon"]
             return Outcome(
                 score=result["score"],
@@ -81,7 +87,7 @@ class Store:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigurationError(
-                f"{file}: not a result of a run ({error!r}); remove this file to run the cell again"
+                f"{place}: not a result of a run ({error!r}); remove this file to run the cell again"
             ) from None
 
     def train(self, config: RunConfig, run: Callable[..., Any], **options: Any) -> None:
@@ -114,11 +120,11 @@ class Store:
         )
 
 
-def _check_same(file: Path, stored: dict[str, Any], config: RunConfig) -> None:
+def _check_same(place: str, stored: dict[str, Any], config: RunConfig) -> None:
     wanted = config.to_dict()
     for key in sorted(stored.keys() | wanted.keys()):
         if stored.get(key) != wanted.get(key):
             raise ConfigurationError(
-                f"{file}: made with {key} = {stored.get(key)}, now wanted with {wanted.get(key)}; "
+                f"{place}: made with {key} = {stored.get(key)}, now wanted with {wanted.get(key)}; "
                 "choose another --output, or remove that folder to run it again"
             )

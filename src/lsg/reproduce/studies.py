@@ -5,20 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsg.files.atomic import write_atomic
+from lsg.methods import METHODS, PRIVATE_METHODS
 from lsg.report.figures import COLOURS
 from lsg.reproduce.intensity import Intensity
 from lsg.reproduce.paper_results import TABLE1, TABLE2, TABLE2_NON_PRIVATE
 from lsg.reproduce.plots import save_curves_figure, save_epsilon_figure, save_heat_map, save_intensity_figure
-from lsg.reproduce.scales import TITLES, Scale, Workload
+from lsg.reproduce.scales import Scale
 from lsg.reproduce.store import Summary
 from lsg.reproduce.tables import Entry, Panel, comma_separated, curves_comma_separated, markdown
+from lsg.reproduce.workload import TITLES, Workload
 from lsg.train.config import RunConfig
 
 Summaries = Callable[[RunConfig], Summary | None]  # a cell, whatever its seed -> our result over the seeds
 Measure = Callable[[RunConfig, bool], Intensity]  # a cell, whether to take its trained model -> one layer's figures
 
-METHODS = {"lsg": "LSG", "rgp": "RGP", "sparse-dpsgd": "Sparse DPSGD", "dpsgd": "DPSGD"}
-METHOD_COLOURS = dict(zip(METHODS.values(), COLOURS, strict=False))
+METHOD_TITLES = {name: METHODS[name].title for name in PRIVATE_METHODS}
+METHOD_COLOURS = dict(zip(METHOD_TITLES.values(), COLOURS, strict=False))
 OURS = "Ours: percent after the last epoch, mean ± standard deviation over n seeds. `-`: not run, or not in the paper."
 
 
@@ -75,7 +77,7 @@ def _figure_epsilon(scale: Scale) -> Study:
     def render(summaries: Summaries, folder: Path) -> list[Path]:
         tables, points, references = [], {}, {}
         for workload in scale.epsilon:
-            grid = {label: cells(workload, method) for method, label in METHODS.items()}
+            grid = {label: cells(workload, method) for method, label in METHOD_TITLES.items()}
             ours = {label: {e: summaries(c) for e, c in row.items()} for label, row in grid.items()}
             points[workload.title] = {
                 label: {epsilon: summary for epsilon, summary in row.items() if summary is not None}
@@ -88,7 +90,7 @@ def _figure_epsilon(scale: Scale) -> Study:
         notes = [OURS, "The paper gives numbers at one ε alone, in its table 1."]
         return [*pictures, *_write(folder / "figure-epsilon", title, tables, notes)]
 
-    configs = [c for w in scale.epsilon for method in METHODS for c in cells(w, method).values()]
+    configs = [c for w in scale.epsilon for method in PRIVATE_METHODS for c in cells(w, method).values()]
     configs += [w.config("non-private") for w in scale.epsilon]
     return Study("figure-epsilon", title, tuple(configs), render)
 
@@ -96,7 +98,7 @@ def _figure_epsilon(scale: Scale) -> Study:
 def _figure_epsilon_in_paper(workload: Workload, config: RunConfig) -> float | None:
     if config.epsilon != workload.epsilon:
         return None
-    rank = config.rank if config.method in ("lsg", "rgp") else None
+    rank = config.rank if "rank" in METHODS[config.method].options else None
     return TABLE1.get(workload.stands_for, {}).get((rank, config.sparsity))
 
 
@@ -143,7 +145,7 @@ def _table2(scale: Scale) -> Study:
         ]
         return _write(folder / "table2", title, [_by_epsilon(workload, summaries, in_paper)], notes)
 
-    configs = [workload.config(method, epsilon=epsilon) for epsilon in workload.epsilons for method in METHODS]
+    configs = [workload.config(method, epsilon=epsilon) for epsilon in workload.epsilons for method in PRIVATE_METHODS]
     return Study("table2", title, (*configs, workload.config("non-private")), render)
 
 
@@ -199,9 +201,9 @@ def _by_epsilon(
 
     rows = {
         label: [entry(workload.config(method, epsilon=epsilon)) for epsilon in workload.epsilons]
-        for method, label in METHODS.items()
+        for method, label in METHOD_TITLES.items()
     }
-    rows["N.P."] = [entry(workload.config("non-private"))] * len(workload.epsilons)
+    rows[METHODS["non-private"].title] = [entry(workload.config("non-private"))] * len(workload.epsilons)
     return Panel(workload.title, "method", tuple(f"ε={epsilon:g}" for epsilon in workload.epsilons), rows)
 
 

@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lsg.methods import METHODS
 from lsg.reproduce.store import Summary
 from lsg.train.config import RunConfig
 
@@ -85,14 +86,12 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _settings(config: RunConfig) -> list[object]:
-    low_rank, sparse = config.method in ("lsg", "rgp"), config.method in ("lsg", "sparse-dpsgd")
+    options = METHODS[config.method].options
     return [
         config.task,
         config.model,
         config.method,
-        config.rank if low_rank else "",
-        config.sparsity if sparse else "",
-        config.importance if sparse else "",
+        *(getattr(config, option) if option in options else "" for option in ("rank", "sparsity", "importance")),
         "" if config.epsilon is None else config.epsilon,
         config.delta,
     ]

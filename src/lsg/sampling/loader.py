@@ -14,43 +14,23 @@ from torch.utils.data import (
 )
 
 from lsg.errors import ConfigurationError
-from lsg.sampling.plan import LogicalBatches, SamplingPlan
+from lsg.sampling.clock import Clock
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.poisson_batches import LogicalBatches
 
 
-class LoaderEvents(Protocol):
-    """What the loader tells the optimizer. `epoch` is what `enter_epoch` gave: an epoch begun later ends it."""
+class TakesSteps(Protocol):
+    """Who takes the step of a logical batch: the private optimizer."""
 
-    def enter_epoch(self) -> int:
-        """A new epoch begins: what one left in the middle had summed up is dropped; none of it was released."""
-
-    @property
-    def done(self) -> tuple[int, int]:
-        """Of the epoch just entered: logical batches that had their step, micro-batches of the next. (0, 0) unless it
-        continues an epoch that another process began."""
-
-    @property
-    def epochs_done(self) -> int:
-        """Epochs that are over."""
-
-    def begin_micro_batch(self, epoch: int, *, size: int, last: bool) -> None:
-        """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
-
-    def empty_step(self, epoch: int) -> None:
-        """A logical batch has no samples: take its (noisy, accounted) step now."""
-
-    def finish_epoch(self, epoch: int) -> None:
-        """The last micro-batch of the epoch has been handed out, and the loop came back for more."""
-
-    def leave_epoch(self, epoch: int) -> bool:
-        """No micro-batch is in flight any more: a step taken now is a step of its own. An epoch without any step does
-        not count. Returns whether it was the one under way."""
+    def step(self) -> None: ...
 
 
 class PrivateDataLoader(DataLoader[Any]):
-    """Iterates like any DataLoader over non-empty micro-batches, and keeps the optimizer's logical steps in line."""
+    """Iterates like any DataLoader over non-empty micro-batches, and moves the clock. Has the optimizer take the step
+    of an empty logical batch, which the loop does not see."""
 
-    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, events: LoaderEvents) -> None:
-        self._events = events
+    def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, clock: Clock, optimizer: TakesSteps) -> None:
+        self._clock, self._optimizer = clock, optimizer
         super().__init__(
             source.dataset,
             batch_sampler=sampler,
@@ -81,27 +61,28 @@ class PrivateDataLoader(DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """Epochs done. The next loop over the loader is epoch number `epoch`, counted from 0, or what is left of it."""
-        return self._events.epochs_done
+        return self._clock.epochs_done
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        epoch = self._events.enter_epoch()
-        self.logical.epoch_number = self._events.epochs_done
-        plan = self.logical.draw_epoch(*self._events.done)
+        clock = self._clock
+        loop = clock.enter_epoch()
+        drawn = self.logical.draw_epoch(clock.epochs_done, *clock.done)
         self.generator.manual_seed(self.logical.epoch_seed())
         with self.logical.handed_out():
             batches = super().__iter__()
         try:
-            for logical in plan:
+            for logical in drawn:
                 if not logical:
-                    self._events.empty_step(epoch)
+                    clock.begin_micro_batch(loop, size=0, last=True)
+                    self._optimizer.step()
                 for number, records in enumerate(logical, start=1):
                     batch = next(batches)
-                    self._events.begin_micro_batch(epoch, size=len(records), last=number == len(logical))
+                    clock.begin_micro_batch(loop, size=len(records), last=number == len(logical))
                     yield batch
-            self._events.finish_epoch(epoch)
+            clock.check_stepped(loop)
         finally:
-            if self._events.leave_epoch(epoch):
-                self.logical.epoch_number = self._events.epochs_done
+            if clock.leave_epoch(loop):
+                self.logical.leave_epoch()
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:

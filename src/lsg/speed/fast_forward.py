@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import nothing, register_patch, swap_in, swap_out
+from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
 from lsg.parameters.slot import Recordable
 from lsg.speed.device_constants import without_host_constants
 from lsg.speed.graphs import GraphedForward, Tape
@@ -38,8 +38,8 @@ class FastForward:
         """before_run: to be called before each run of the model's own forward; recordings have several at a time."""
         self.seconds = 0.0  # spent in calls that compiled or recorded something
         self._model = model
-        self.plain = swap_in(model, "forward", signed(model.forward, _forward))
-        run: Callable[..., Any] = _compiled(self.plain) if compiled else self.plain
+        self.own_forward = swap_in(model, "forward", signed(model.forward, _forward))
+        run: Callable[..., Any] = _compiled(self.own_forward) if compiled else self.own_forward
         if tape is not None and not compiled:  # a compiler makes constants by itself
             run = without_host_constants(run)
         run = _after(before_run, run)
@@ -55,7 +55,7 @@ class FastForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return self.plain(*args, **kwargs)
+            return self.own_forward(*args, **kwargs)
         made, start = self._made(), time.perf_counter()
         out = self._run(*args, **kwargs)
         if self._made() != made:
@@ -67,13 +67,13 @@ class FastForward:
         compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         return compiled, 0 if self._graphed is None else self._graphed.recorded
 
-    def forget(self) -> None:
+    def discard_recordings(self) -> None:
         """Subspaces have moved in memory: recordings, which know their old place, are made anew."""
         if self._graphed is not None:
-            self._graphed.forget()
+            self._graphed.discard_recordings()
 
     def remove(self) -> None:
-        swap_out(self._model, "forward", self.plain)
+        swap_out(self._model, "forward", self.own_forward)
         del self._model.__dict__["_lsg_fast"]
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lsg.errors import PrivacyError
-from lsg.layers.patched_module import fixed_signature
+from lsg.layers.autograd_functions import fixed_signature
 from lsg.parameters.factored_calls import Call, Calls
 from lsg.parameters.slot import Recordable, calls_apart
 from lsg.speed.transformers_masks import without_needless_masks
 
 _MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
-_PLAIN = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
+_CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
 _A_TENSOR = object()  # stands for one among what a model returned
 
 
@@ -89,15 +89,15 @@ class GraphedForward:
         self.recorded = 0
         self._in_flight: weakref.ref[_Pass] | None = None
 
-    def forget(self) -> None:
-        """What recordings read from has moved: record anew."""
+    def discard_recordings(self) -> None:
+        """What recordings read from has moved, so that they are made anew."""
         self._recordings.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._recordable:
             return self._forward(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):
+        if not all(isinstance(leaf, Tensor | _CONSTANT) for leaf in leaves):
             return self._forward(*args, **kwargs)  # an object may hold other tensors at the next call
         key = (structure, *map(_signature, leaves), self._surroundings())
         if key not in self._recordings and len(self._recordings) < _MOST_RECORDINGS:

@@ -18,25 +18,25 @@ _PLACE, _NAME = "transformers.masking_utils", "is_tracing"
 def without_needless_masks() -> Iterator[None]:
     """Meanwhile transformers makes masks as it does when nothing is traced, where it was given none."""
     masks = sys.modules.get(_PLACE)
-    plain = getattr(masks, _NAME, None)
-    if plain is None or hasattr(plain, "_lsg_plain"):  # another version of transformers, or done already
+    own = getattr(masks, _NAME, None)
+    if own is None or hasattr(own, "_lsg_own"):  # another version of transformers, or done already
         yield
         return
-    told = _where_there_is_a_mask(plain)
+    told = _where_there_is_a_mask(own)
     setattr(masks, _NAME, told)
     try:
         yield
     finally:
         if getattr(masks, _NAME) is told:
-            setattr(masks, _NAME, plain)
+            setattr(masks, _NAME, own)
 
 
 @lru_cache
-def _where_there_is_a_mask(plain: Callable[[Any], bool]) -> Callable[..., bool]:
+def _where_there_is_a_mask(own: Callable[[Any], bool]) -> Callable[..., bool]:
     """Always the same function, which compiled code can recognise."""
 
     def is_tracing(tensor: Any = None) -> bool:
-        return tensor is not None and plain(tensor)
+        return tensor is not None and own(tensor)
 
-    is_tracing._lsg_plain = plain  # type: ignore[attr-defined]
+    is_tracing._lsg_own = own  # type: ignore[attr-defined]
     return is_tracing

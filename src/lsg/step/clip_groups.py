@@ -5,14 +5,13 @@ Shapes: B = samples of the micro-batch.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lsg.kernels import ragged_kernel
-from lsg.parameters.outer import OuterProducts, row_norms
+from lsg.kernels import ragged_kernel, ragged_reference
+from lsg.parameters.outer import OuterProducts
 
 Part = Tensor | OuterProducts  # gradients of each sample in some entries: (B, entries), or what stands for it
 _SMALL = 2**24  # numbers: a matrix below this is worth joining with others
@@ -32,23 +31,6 @@ class Block(Protocol):
         """The sum of the rows, each times its factor. A row of factor 0 adds 0, whatever it holds."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Matrix:
-    """Explicit gradients, (B, entries)."""
-
-    matrix: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    def row_norms(self) -> Tensor:
-        return row_norms(self.matrix)
-
-    def weighted_sum(self, factors_B: Tensor) -> Tensor:
-        return factors_B @ self.matrix.masked_fill((factors_B == 0).unsqueeze(1), 0.0)
-
-
 def make_block(parts: Sequence[Part]) -> Block:
     """Parts that are clipped together; a factored one is so by itself."""
     if len(parts) == 1 and isinstance(parts[0], OuterProducts):
@@ -57,7 +39,7 @@ def make_block(parts: Sequence[Part]) -> Block:
     assert len(matrices) == len(parts)
     if ragged_kernel.supports(matrices):
         return ragged_kernel.Matrices(matrices)
-    return _Matrix(matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=1))
+    return ragged_reference.Matrix(matrices[0] if len(matrices) == 1 else torch.cat(matrices, dim=1))
 
 
 def by_slot(per_sample: Sequence[Sequence[Part]]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""From per-sample gradients to `.grad`: the privacy rules in their order, or the plain sum without them."""
+"""From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
@@ -40,7 +40,7 @@ class GradientSource(Protocol):
         """Drop what was collected since the last release."""
 
     def partial_sum(self) -> dict[str, Any] | None:
-        """What was collected since the last release, as plain values. It is not private."""
+        """What was collected since the last release, as tensors and numbers. It is not private."""
 
     def load_partial_sum(self, state: dict[str, Any]) -> None:
         """Go on from what `partial_sum` returned."""
@@ -80,7 +80,7 @@ class PrivateGradients:
         return self.recorder.left_over
 
     def forget_sum(self) -> None:
-        self.recorder.holding = False
+        self.recorder.let_go_subspaces()
         self.sum = None
 
     def partial_sum(self) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ class PrivateGradients:
         slots = self.recorder.ready()  # the subspaces that the sum lives in
         like = next(iter(slots.values()))
         self.sum = ClippedSum(state["vector"].to(like.parameter.device), state["bound"])
-        self.recorder.holding = True
+        self.recorder.hold_subspaces()
 
     @torch.no_grad()
     def collect(self, expected_size: int | None) -> None:
@@ -101,7 +101,7 @@ class PrivateGradients:
             )
         if not self.recorder.pending:
             return
-        size = self.recorder.batch.records
+        size = self.recorder.records
         assert size is not None
         if expected_size is not None and size != expected_size:
             raise PrivacyError(
@@ -113,7 +113,7 @@ class PrivateGradients:
         per_sample = [[part[:size] for part in parts] for parts in self.recorder.per_sample()]
         part = self.clipper.clip(per_sample, scale, self.recorder.positions)
         self.sum = part if self.sum is None else self.sum + part
-        self.recorder.holding = True
+        self.recorder.hold_subspaces()
         self.recorder.clear()
 
     @torch.no_grad()
@@ -132,9 +132,8 @@ class PrivateGradients:
             else:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad.narrow(*slot.narrow).copy_(gradient)
-        self.recorder.mark_released()
         self.sum = None
-        self.recorder.advance()
+        self.recorder.end_logical_step()
 
     def _empty_sum(self) -> ClippedSum:
         slots = list(self.recorder.slots.values())
@@ -143,7 +142,7 @@ class PrivateGradients:
         return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.parameter.device), self.clipper.bound)
 
 
-class PlainGradients:
+class NonPrivateGradients:
     """Non-private training in the same loop: the sum of ordinary gradients, over the expected batch size."""
 
     def __init__(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError, OutOfMemory, is_out_of_memory
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.step.optimizer import PrivateOptimizer
 
 Loss = Callable[[nn.Module, Any], Tensor]

@@ -16,33 +16,38 @@ from torch import Tensor, nn
 from lsg.accounting.step_accounting import StepAccounting
 from lsg.errors import ConfigurationError
 from lsg.methods import Method
-from lsg.sampling.plan import LogicalBatches
+from lsg.sampling.clock import Clock, Position
+from lsg.sampling.poisson_batches import LogicalBatches
 from lsg.sampling.random_sources import TorchNoise
 from lsg.step.gradients import PrivateGradients
-from lsg.step.optimizer import PrivateOptimizer, Progress
+from lsg.step.optimizer import PrivateOptimizer
 
 VERSION = 2
 
 
 @dataclass(frozen=True)
-class Run:
-    """What `make_private` put together. `plan`: what a continuation must agree with, by the names users know."""
+class RunState:
+    """The parts of a run that have a state: takes it out of them, checks it, puts it back.
+
+    settings: what a continuation must be made with, too, by the names that users know.
+    """
 
     module: nn.Module
     optimizer: PrivateOptimizer
     sampler: LogicalBatches
+    clock: Clock
     step_accounting: StepAccounting
-    plan: dict[str, Any]
+    settings: dict[str, Any]
 
     def state_dict(self) -> dict[str, Any]:
-        progress = self.optimizer.progress()
+        position = self.clock.position()
         private = self._private()
         return {
             "version": VERSION,
-            "plan": dict(self.plan),
+            "plan": dict(self.settings),
             "books": self.step_accounting.state_dict(),
-            "progress": {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)},
-            "sampling": self.sampler.state_after(progress.epochs),
+            "progress": {field.name: getattr(position, field.name) for field in dataclasses.fields(position)},
+            "sampling": self.sampler.state(),
             "projection": private and private.recorder.state_dict(),
             "noise": private and private.noise.state(),
             "noise_multiplier": self.optimizer.noise_multiplier,
@@ -52,13 +57,13 @@ class Run:
 
     def check(self, state: Any) -> None:
         """Refuse, by name, a state that does not continue this run. Nothing is changed."""
-        self.optimizer.check_idle()
+        self.clock.check_idle()
         known = {*_KEYS, "version"}
         if not isinstance(state, Mapping) or set(state) != known or state["version"] != VERSION:
             raise ConfigurationError(
                 f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
             )
-        for name, own in self.plan.items():
+        for name, own in self.settings.items():
             saved = state["plan"].get(name)
             if saved != (list(own) if isinstance(own, tuple) else own):
                 raise ConfigurationError(
@@ -74,8 +79,8 @@ class Run:
 
     def load_state_dict(self, state: Any, *, replay: bool) -> None:
         self.check(state)
-        progress = Progress(**state["progress"])
-        self.sampler.load_state(progress.epochs, state["sampling"])
+        position = Position(**state["progress"])
+        self.sampler.load_state(state["sampling"])
         self.optimizer.noise_multiplier = state["noise_multiplier"]
         private = self._private()
         if private is not None:
@@ -84,10 +89,11 @@ class Run:
             self.optimizer.max_grad_norm = state["max_grad_norm"]
         if not self.step_accounting.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
             # Lost steps were charged as what they are: noise of their own on samples of their own.
-            progress = replace(progress, micro=0, partial_sum=None)
+            position = replace(position, micro=0, partial_sum=None)
             for source in (self.sampler.source, *([private.noise] if private else [])):
                 source.renew()
-        self.optimizer.resume(progress)
+        self.clock.load(position)
+        self.optimizer.mark_continued()
         for device, random_state in state["random"].items():
             if device == "cpu":
                 torch.set_rng_state(random_state)

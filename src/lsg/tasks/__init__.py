@@ -1,1 +1,1 @@
-"""Data sets with their models: what is trained, apart from how."""
+"""Data sets and models by name. How they are trained is the subject of `lsg.train`."""

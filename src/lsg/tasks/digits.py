@@ -1,17 +1,16 @@
-"""Handwritten digits: scikit-learn's bundled 8x8 images, and a small CNN for them."""
+"""Handwritten digits: nothing in, scikit-learn's bundled 8x8 images out, split for training and testing."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lsg.models import SmallCNN
+from lsg.extras import needs_extra
 
 IMAGES, TEST_IMAGES = 1797, 360
 TRAIN_IMAGES = IMAGES - TEST_IMAGES
 SPLIT_SEED = 0  # the split is the task's, the same for every --seed
-WIDTHS = [48, 96]  # wide enough for rank 8 to matter: DPSGD noises 11 times as many numbers as LSG
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,9 @@ class Digits:
 @lru_cache(maxsize=1)
 def digits() -> Digits:
     """The data, always split in the same way. They never change, so that the training part is a constant list."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with needs_extra("train", "the task digits"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     bundle = load_digits()
     images = (bundle.images / 16.0).astype("float32")[:, None]
@@ -37,8 +37,3 @@ def digits() -> Digits:
     )
     train_images, test_images, train_labels, test_labels = (torch.as_tensor(part) for part in parts)
     return Digits(train_images, train_labels, test_images, test_labels)
-
-
-def digits_model() -> nn.Module:
-    """Untrained: (batch, 1, 8, 8) -> logits (batch, 10)."""
-    return SmallCNN(WIDTHS, classes=10, in_channels=1, image_size=8)

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
-from lsg.methods import DPSGD, LSG, RGP, Importance, Method, NonPrivate, SparseDPSGD
+from lsg.methods import METHODS, Importance, Method, make_method
+from lsg.step.clipping import Clipping
 
-METHODS = ("lsg", "rgp", "sparse-dpsgd", "dpsgd", "non-private")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
@@ -74,13 +75,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name, known in (
-            ("method", METHODS),
+            ("method", tuple(METHODS)),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
             ("lr_schedule", LR_SCHEDULES),
             ("trainable", TRAINABLE),
-            ("accountant", ("prv", "pld", "rdp")),
-            ("clipping", ("flat", "per_layer", "automatic")),
+            ("accountant", ACCOUNTANTS),
+            ("clipping", get_args(Clipping)),
         ):
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"{option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
@@ -122,15 +123,13 @@ class RunConfig:
 
     def make_method(self) -> Method:
         """The method as the engine takes it."""
-        if self.method == "non-private":
-            return NonPrivate()
-        if self.method == "dpsgd":
-            return DPSGD(head_scale=self.head_scale)
-        if self.method == "sparse-dpsgd":
-            return SparseDPSGD(sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
-        if self.method == "rgp":
-            return RGP(rank=self.rank, head_scale=self.head_scale)
-        return LSG(rank=self.rank, sparsity=self.sparsity, importance=self.importance, head_scale=self.head_scale)
+        return make_method(
+            self.method,
+            rank=self.rank,
+            sparsity=self.sparsity,
+            importance=self.importance,
+            head_scale=self.head_scale,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Every field that is set, ready for JSON or TOML (which has no null)."""
@@ -149,7 +148,7 @@ class RunConfig:
         return cls(**{key: _converted(known[key], value, source) for key, value in values.items()})
 
 
-def plain_type(annotation: Any) -> type:
+def field_type(annotation: Any) -> type:
     """str, int, float or bool: what a field holds where it is set, behind `float | None` or a Literal of strings."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
     return kinds[0] if isinstance(kinds[0], type) else str
@@ -157,7 +156,7 @@ def plain_type(annotation: Any) -> type:
 
 def _converted(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     """A value from a file in its field's type. YAML reads 1e-3 as text, and both formats read 3 as a whole number."""
-    kind = plain_type(field.type)
+    kind = field_type(field.type)
     if kind is float and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError):
             return float(value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
+from lsg.extras import needs_extra
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def to_toml(settings: dict[str, Any]) -> str:
 
 
 def _yaml(path: Path, text: str) -> dict[str, Any]:
-    try:
+    with needs_extra("train", f"--config {path}: YAML"):
         import yaml
-    except ImportError:
-        raise ConfigurationError(f"--config {path}: YAML needs the package PyYAML; TOML needs none") from None
 
     class UniqueKeys(yaml.SafeLoader):
         """PyYAML takes the last of two equal keys without a word; this refuses them, at any depth."""

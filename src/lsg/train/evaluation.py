@@ -30,10 +30,10 @@ class Classifier:
 
     def scores(self, model: nn.Module, parts: dict[str, Encoded]) -> dict[str, float]:
         """Accuracy on each part. Call it in eval mode without gradients."""
-        right = [self._right(model, data) for data in parts.values()]
+        right = [self._count_right(model, data) for data in parts.values()]
         return {name: int(count) / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
 
-    def _right(self, model: nn.Module, data: Encoded) -> Tensor:
+    def _count_right(self, model: nn.Module, data: Encoded) -> Tensor:
         """How many are classified right, still on the device."""
         total = torch.zeros((), dtype=torch.long, device=self._device)
         size = _IMAGES_ON_GPU if isinstance(data, EncodedImages) and total.is_cuda else _BATCH

@@ -60,7 +60,7 @@ class RunFolder:
             raise ConfigurationError(f"--output {self.path}: {existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigurationError(f"--output {self.path}: cannot write into {existing}")
-        if not self.path.exists() or all(map(_is_nothing, self.path.iterdir())):
+        if not self.path.exists() or all(map(_is_leftover, self.path.iterdir())):
             return
         if not (self.path / "config.toml").is_file():
             raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no run of lsg train")
@@ -138,7 +138,7 @@ class RunFolder:
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
 
 
-def _is_nothing(entry: Path) -> bool:
+def _is_leftover(entry: Path) -> bool:
     """What a process that was killed may leave in a folder without having begun a run."""
     return entry.name == LOCK or entry.name.endswith(UNFINISHED)
 

@@ -1,12 +1,12 @@
-"""Who watches a run: a progress bar or a log overrides what it wants to hear."""
+"""What a run reports while it goes on: a progress bar or a log overrides the events that it shows."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """What is settled before the first step. steps: of the whole run.
+class RunStart:
+    """What is known when training begins or goes on. steps: of the whole run.
 
     steps_done, epochs_done, epsilon: where a resumed run stands; 0 for a new one. epsilon: None is infinite.
     """
@@ -23,15 +23,15 @@ class RunPlan:
 
 
 class Listener:
-    """Hears all and does nothing."""
+    """Receives every event of a run and ignores it. Subclasses override the events that they show."""
 
     def note(self, text: str) -> None:
-        """One line about what goes on before, or beside, training."""
+        """A line for the user: about data and model before training, or a warning after it."""
 
     def tokenized(self, part: str, done: int, total: int) -> None:
         """So many texts of a part of the data are encoded."""
 
-    def started(self, plan: RunPlan) -> None:
+    def started(self, start: RunStart) -> None:
         """Training begins or goes on."""
 
     def step(self, done: int) -> None:

@@ -1,4 +1,4 @@
-"""One process at a time: the path of a lock file in, a block that no other process is in at the same time."""
+"""Keeps two processes out of one folder: the path of a lock file in, a block that one process at a time enters."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""One plain training loop: a model, optimizer and loader made private by an engine in, one record per epoch out.
+"""The training loop: a model, optimizer and loader made private by an engine in, one record per epoch out.
 
 It prints nothing and knows no data set; `on_step` and `on_epoch` are where a progress bar or a logger listens.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
-from lsg.model.recorder import batch_size
+from lsg.model.inputs import batch_size
 from lsg.sampling.loader import PrivateDataLoader
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.out_of_memory import BackwardInPieces, Loss
@@ -45,7 +45,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoopState:
     """Where a loop stands, for going on later: whole epochs, all steps, and what the epoch in progress has summed up.
 
     Plain numbers, which a JSON file keeps exactly. What else a continuation needs is the engine's state.
@@ -77,8 +77,8 @@ def train(
     evaluate: Callable[[nn.Module], float] | None = None,
     on_step: Callable[[int], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
-    start: Progress | None = None,
-    save: Callable[[Progress], None] | None = None,
+    start: LoopState | None = None,
+    save: Callable[[LoopState], None] | None = None,
     save_every: int = 0,
 ) -> list[Epoch]:
     """Train until `epochs` epochs are done; returns the records of those trained here, oldest first.
@@ -93,7 +93,7 @@ def train(
     if epochs < 1:
         raise ConfigurationError(f"epochs={epochs} must be at least 1")
     history: list[Epoch] = []
-    now = start or Progress()
+    now = start or LoopState()
     backward = BackwardInPieces(model, optimizer, loss)
     while now.epochs < epochs:
         end = _rest_of_epoch(
@@ -112,7 +112,7 @@ def train(
         history.append(epoch)
         if on_epoch is not None:
             on_epoch(epoch)
-        now = Progress(end.epochs + 1, end.steps, lr=end.lr)
+        now = LoopState(end.epochs + 1, end.steps, lr=end.lr)
         if save is not None:
             save(now)
     return history
@@ -122,13 +122,13 @@ def _rest_of_epoch(
     model: nn.Module,
     optimizer: PrivateOptimizer,
     loader: PrivateDataLoader,
-    now: Progress,
+    now: LoopState,
     *,
     backward: BackwardInPieces,
     on_step: Callable[[int], None] | None,
-    save: Callable[[Progress], None] | None,
+    save: Callable[[LoopState], None] | None,
     save_every: int,
-) -> Progress:
+) -> LoopState:
     """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete."""
     model.train()
     steps, samples, lr = now.steps, now.samples, now.lr
@@ -149,10 +149,10 @@ def _rest_of_epoch(
             if save is not None and save_every and steps % save_every == 0:
                 so_far = float(total)  # waits for the device
                 seconds = time.perf_counter() - started
-                save(Progress(now.epochs, steps, so_far, samples, seconds, lr))
+                save(LoopState(now.epochs, steps, so_far, samples, seconds, lr))
                 started = time.perf_counter() - seconds  # saving is not training
     whole = float(total)  # waits for the device
-    return Progress(now.epochs, steps, whole, samples, time.perf_counter() - started, lr)
+    return LoopState(now.epochs, steps, whole, samples, time.perf_counter() - started, lr)
 
 
 @torch.no_grad()

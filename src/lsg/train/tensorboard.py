@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lsg.extras import needs_extra
 from lsg.files.atomic import OWNER_ONLY_FOLDER, create_secret, errors_naming
 
 TAGS = {
@@ -21,8 +22,9 @@ class TensorBoard:
 
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
         """rows: of the epochs before. They are written again, so that a resumed run has one file without repeats."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.record_writer import RecordWriter
+        with needs_extra("train", "a TensorBoard log"):
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.record_writer import RecordWriter
 
         self._folder = folder
         file = folder / f"events.out.tfevents.{time.time():.0f}.lsg"  # TensorBoard's own names tell the host's

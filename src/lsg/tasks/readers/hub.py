@@ -14,7 +14,7 @@ from lsg.tasks.readers.columns import WantedColumns, listed
 from lsg.tasks.readers.pixels import labelled_images
 from lsg.tasks.readers.tables import Table
 
-INSTALL = "pip install 'datasets>=4' (--data names local data)"
+INSTALL = "pip install 'datasets>=4' or 'lsg-dp[transformers]' (--data names local data)"
 Splits = Mapping[str, Any]  # name -> datasets.Dataset
 
 

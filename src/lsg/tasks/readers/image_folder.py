@@ -10,13 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 
 from lsg.errors import ConfigurationError
+from lsg.extras import needs_extra
 from lsg.tasks.data import Images, TaskData
 from lsg.tasks.readers.columns import listed
 from lsg.tasks.readers.files import local_path, require_folder
 from lsg.tasks.split import hold_out
+
+with needs_extra("train", "reading images"):
+    from PIL import Image, UnidentifiedImageError
 
 EVALUATION_PARTS = ("val", "validation", "valid", "dev", "test")  # the first that is there is the evaluation data
 # No other decoder is tried, whatever a file claims to be. Other files, such as notes, are left alone.

@@ -1,0 +1,165 @@
+"""results/ in, README's figure and table out, and the long table in docs/performance.md.
+
+python docs/front_figure.py      writes all three anew
+"""
+
+import csv
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lsg.report.figures import save_figure
+
+ROOT = Path(__file__).resolve().parent.parent
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+PICTURE = ROOT / "docs" / "figures" / "front.png"
+ENCODER, WRN = "front-encoder-bf16-cuda", "front-wrn28-4-tf32-cuda"
+ACCURACY = ROOT / "results" / "reproduce" / "gpu-hour" / "figure-epsilon.csv"
+
+# Contenders of the bench -> what a reader of the front page calls them.
+SHOWN = {
+    "non-private": "non-private, eager",
+    "non-private compiled without mask": "non-private, compiled",
+    "lsg": "lsg, nothing set",
+    "lsg graphs": "lsg, cuda_graphs",
+    "lsg compiled graphs": "lsg, compile + cuda_graphs",
+    "opacus hooks": "Opacus, hooks",
+    "opacus ghost": "Opacus, ghost",
+}
+# A row of the table: file, contender, workload, setting.
+ROWS = (
+    (ENCODER, "lsg", "RoBERTa-base shape, bf16, H200", "nothing set"),
+    (ENCODER, "lsg graphs", "RoBERTa-base shape, bf16, H200", "`cuda_graphs=True`"),
+    (ENCODER, "lsg compiled graphs", "RoBERTa-base shape, bf16, H200", "`compile=True, cuda_graphs=True`"),
+    (WRN, "lsg compiled graphs", "WRN28-4, tf32, H200", "`compile=True, cuda_graphs=True`"),
+    ("cpu-encoder-fp32-cpu", "lsg", "encoder, 4 layers of 384, 2 CPU cores", "nothing set"),
+    ("cpu-wrn-fp32-cpu", "lsg", "WRN28-1, 2 CPU cores", "nothing set"),
+)
+
+
+def timings(stem: str) -> dict[str, dict[str, Any]]:
+    """The contenders of a file of `lsg bench`, by name."""
+    document = json.loads((ROOT / "results" / "bench" / f"{stem}.json").read_text())
+    return {t["name"]: t for t in document["points"][0]["timings"] if t["error"] is None}
+
+
+def speed(timing: dict[str, Any]) -> float:
+    """Samples per second."""
+    return timing["samples"] / median(timing["seconds"])
+
+
+def best(found: dict[str, dict[str, Any]], start: str) -> float:
+    """The highest speed among contenders whose names begin with `start`."""
+    return max(speed(timing) for name, timing in found.items() if name.startswith(start))
+
+
+def table() -> str:
+    """LSG's speed and memory over those of others: above 1 it is faster, or needs more memory."""
+    lines = [
+        "| model and machine | `PerfConfig` | / eager non-private | / best non-private | / best Opacus | memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for stem, name, workload, setting in ROWS:
+        found = timings(stem)
+        own, eager = found[name], found["non-private"]
+        others = (speed(eager), best(found, "non-private"), best(found, "opacus"))
+        ratios = " | ".join(f"{speed(own) / other:.2f}" for other in others)
+        memory = f"{own['peak_bytes'] / eager['peak_bytes']:.2f}" if own.get("reserved_bytes") else "-"
+        lines.append(f"| {workload} | {setting} | {ratios} | {memory} |")
+    return "\n".join(lines)
+
+
+def all_contenders() -> str:
+    """Every contender of the two benches on a GPU."""
+    lines = ["| workload | contender | samples/s | over best non-private | peak, GiB |", "|---|---|---|---|---|"]
+    for stem, workload in ((ENCODER, "RoBERTa-base shape, bf16"), (WRN, "WRN28-4, tf32")):
+        found = timings(stem)
+        for name, timing in sorted(found.items(), key=lambda item: -speed(item[1])):
+            ratio, peak = speed(timing) / best(found, "non-private"), timing["peak_bytes"] / 2**30
+            lines.append(f"| {workload} | {name} | {speed(timing):,.0f} | {ratio:.2f} | {peak:.2f} |")
+    return "\n".join(lines)
+
+
+def scores() -> dict[str, list[tuple[float, float, float]]]:
+    """Method -> (ε, accuracy, its standard deviation or 0) on SST-2; non-private training has no ε of its own."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    with ACCURACY.open() as file:
+        for row in csv.DictReader(file):
+            epsilon = float(row["target_epsilon"] or "inf")
+            found.setdefault(row["method"], []).append(
+                (epsilon, float(row["accuracy_mean"]), float(row["accuracy_std"] or 0))
+            )
+    return found
+
+
+def draw(path: Path) -> None:
+    """Three panels: speed, memory, accuracy."""
+    figure = Figure(figsize=(12, 3.6), dpi=110, layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(5, 3.2, 3.8))
+    found = timings(ENCODER)
+    _bars(left, {label: speed(found[name]) for name, label in SHOWN.items()}, "{:,.0f}")
+    left.set_title("Speed: samples per second", loc="left", fontsize=10)
+    _bars(middle, {label: found[name]["peak_bytes"] / 2**30 for name, label in SHOWN.items()}, "{:.1f}")
+    middle.set_title("Memory: peak GiB", loc="left", fontsize=10)
+    middle.set_yticklabels([])
+    _accuracies(right)
+    save_figure(figure, path)
+
+
+def _bars(axes: Axes, values: dict[str, float], style: str) -> None:
+    labels = list(values)[::-1]
+    bars = axes.barh(labels, [values[label] for label in labels], color=[_colour(label) for label in labels])
+    axes.bar_label(bars, [style.format(values[label]) for label in labels], padding=3, fontsize=8)
+    axes.set_xlim(0, 1.15 * max(values.values()))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)
+
+
+def _colour(label: str) -> str:
+    return "#888888" if label.startswith("non") else "#0072B2" if label.startswith("lsg") else "#E69F00"
+
+
+def _accuracies(axes: Axes) -> None:
+    found = scores()
+    axes.axhline(found["non-private"][0][1], color="#888888", linestyle="--", label="non-private")
+    for method, label, colour, shift in (("lsg", "LSG", "#0072B2", -0.06), ("dpsgd", "DPSGD", "#E69F00", 0.06)):
+        points = sorted(found[method])
+        axes.errorbar(
+            [place + shift for place in range(len(points))],
+            [accuracy for _, accuracy, _ in points],
+            [spread for *_, spread in points],
+            fmt="o",
+            capsize=3,
+            color=colour,
+            label=label,
+        )
+        axes.set_xticks(range(len(points)), [f"ε = {epsilon:g}" for epsilon, *_ in points])
+    axes.set_xlim(-0.5, 1.5)
+    axes.set_ylim(86, 95)
+    axes.set_title("Accuracy: SST-2, %", loc="left", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# Page -> name of a part, between two comments -> what makes it.
+PARTS = {README: {"measured": table}, PERFORMANCE: {"front page": all_contenders}}
+
+
+def rendered(page: Path) -> str:
+    """The page with its parts made anew."""
+    text = page.read_text()
+    for part, make in PARTS[page].items():
+        begin, end = f"<!-- {part}: begin (docs/front_figure.py) -->", f"<!-- {part}: end -->"
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+if __name__ == "__main__":
+    draw(PICTURE)
+    for page in PARTS:
+        page.write_text(rendered(page))

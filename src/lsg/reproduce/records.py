@@ -1,0 +1,56 @@
+"""Published results: a folder of complete cells comes in, one JSON Lines file with a record a cell goes out.
+
+A record is a cell's `result.json` with the cell's name before it: settings, scores, privacy statement and provenance.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.files.atomic import write_atomic
+from lsg.files.strict_json import loads
+
+
+def records_file(folder: Path) -> Path:
+    """Beside the folder of cells: `cells` -> `cells.jsonl`."""
+    return folder.with_name(f"{folder.name}.jsonl")
+
+
+def read_records(file: Path) -> dict[str, dict[str, Any]]:
+    """Name -> record; nothing where there is no file."""
+    records: dict[str, dict[str, Any]] = {}
+    lines = file.read_text(encoding="utf-8").strip("\n").split("\n") if file.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = loads(line)
+            name = record["name"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigurationError(f"{file}, line {number}: not a record ({error!r})") from None
+        if name in records:
+            raise ConfigurationError(f"{file}, line {number}: a second record of {name}")
+        records[name] = record
+    return records
+
+
+def fold(folder: Path) -> Path:
+    """Move the results of all cells of a folder into its file of records, and remove the cells, trained models too."""
+    file, records = records_file(folder), read_records(records_file(folder))
+    cells = sorted(path for path in folder.iterdir() if path.is_dir())
+    for cell in cells:
+        result = cell / "result.json"
+        if not result.is_file():
+            raise ConfigurationError(f"{cell}: not complete (it has no result.json); remove it, or run it to its end")
+        records[cell.name] = {"name": cell.name, **loads(result.read_text(encoding="utf-8"))}
+    lines = (json.dumps(records[name], ensure_ascii=False) + "\n" for name in sorted(records))
+    write_atomic(file, "".join(lines))
+    for cell in cells:
+        shutil.rmtree(cell)
+    return file
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        print(fold(Path(argument)))

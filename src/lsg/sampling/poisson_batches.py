@@ -1,0 +1,131 @@
+"""Draws the records of each step by Poisson sampling, and cuts them into micro-batches.
+
+A logical batch is what one noisy step is computed from. It is handed out as micro-batches, which fit into memory.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.utils.data import Sampler
+
+from lsg.errors import ConfigurationError, PrivacyError
+from lsg.perf import grid_size
+from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.random_sources import NoiseSource
+
+Micro = list[int]  # numbers of records
+Logical = list[Micro]  # empty if no record was drawn
+
+
+class LogicalBatches(Sampler[Micro]):
+    """A batch sampler for DataLoader: yields the micro-batches of an epoch; `epoch` holds them by logical step."""
+
+    def __init__(
+        self,
+        plan: SamplingPlan,
+        source: NoiseSource,
+        max_physical_batch_size: int | None = None,
+        lengths: Sequence[int] | torch.Tensor | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
+        if max_physical_batch_size is not None and not whole:
+            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
+        if lengths is not None and len(lengths) != plan.records:
+            raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
+        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
+        self.lengths = None if lengths is None else torch.as_tensor(lengths)
+        self.max_tokens = None if lengths is None else max_tokens
+        self.epoch: list[Logical] = []
+        self._open = False
+        # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
+        self._before_draw: torch.Tensor | None = None
+
+    def draw_epoch(self, number: int, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
+        """Draw epoch `number`, at once: a loader's workers ask ahead, and the loop must know where batches end.
+
+        An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
+        """
+        self._before_draw = self.source.state()
+        count = self.plan.first_step(number + 1) - self.plan.first_step(number)
+        self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
+        if micro_done:
+            self.epoch[0] = self.epoch[0][micro_done:]
+        return self.epoch
+
+    def epoch_seed(self) -> int:
+        """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
+        if self._before_draw is None:
+            return secrets.randbits(63)
+        return int.from_bytes(hashlib.sha256(self._before_draw.numpy().tobytes()).digest()[:8], "big") >> 1
+
+    def leave_epoch(self) -> None:
+        """The epoch drawn last is over: nobody will draw it again."""
+        self._before_draw = None
+
+    def state(self) -> torch.Tensor | None:
+        """The source's state: as it was before the epoch under way was drawn, so that it can be drawn again; as it is
+        where no epoch is under way."""
+        return self.source.state() if self._before_draw is None else self._before_draw
+
+    def load_state(self, state: torch.Tensor | None) -> None:
+        """Draw the next epoch from there."""
+        self.epoch, self._before_draw = [], None
+        self.source.load_state(state)
+
+    @contextmanager
+    def handed_out(self) -> Iterator[None]:
+        """While lsg's loader asks for the micro-batches of the epoch drawn last, as often as it likes."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    def __iter__(self) -> Iterator[Micro]:
+        if not self._open:
+            raise PrivacyError(
+                "this batch sampler serves the loader that make_private returned and no other: the steps of another "
+                "one's batches could not be accounted for. Iterate over that loader itself: with Accelerate prepare "
+                "the model alone, and give make_private max_physical_batch_size in place of a BatchMemoryManager"
+            )
+        return iter([micro for logical in self.epoch for micro in logical])
+
+    def __len__(self) -> int:
+        """Logical steps in an epoch, as expected."""
+        return self.plan.steps(1)
+
+    def _draw(self, count: int) -> list[torch.Tensor]:
+        records, rate = self.plan.records, self.plan.sample_rate
+        if not self.plan.poisson:
+            return list(self.source.permutation(records).split(self.plan.expected_batch_size))
+        return [(self.source.uniform(records) < rate).nonzero().flatten() for _ in range(count)]
+
+    def _split(self, members: torch.Tensor) -> Logical:
+        """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
+        if len(members) == 0:
+            return []
+        most = self.max_size or len(members)
+        sizes: int | list[int] = most
+        if self.lengths is not None:
+            by_tokens = self.max_tokens is not None
+            members = members[self.lengths[members].argsort(stable=True, descending=by_tokens)]
+            sizes = self._sizes(self.lengths[members].tolist(), most) if by_tokens else most
+        return [micro.tolist() for micro in members.split(sizes)]
+
+    def _sizes(self, lengths: list[int], most: int) -> list[int]:
+        """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.
+
+        All but the last have sizes that need no padding, so that few shapes come up.
+        """
+        assert self.max_tokens is not None
+        sizes: list[int] = []
+        start = 0
+        while start < len(lengths):
+            fitting = max(1, min(most, self.max_tokens // max(1, lengths[start])))
+            sizes.append(min(grid_size(fitting), len(lengths) - start))
+            start += sizes[-1]
+        return sizes

@@ -1,0 +1,137 @@
+"""What `make_private` was given in, the same out, checked once: each refusal names its culprit and a way out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from lsg.errors import ConfigurationError
+from lsg.files.plain_numbers import plain
+from lsg.layers.install import is_private
+from lsg.methods import Method, NonPrivate
+from lsg.model.opacus import check_opacus_arguments, refuse_opacus
+from lsg.model.validation import (
+    check_budget,
+    check_model,
+    check_noise,
+    check_one_process,
+    trained_parameters,
+    warn_of_hooks,
+    warn_of_others,
+)
+from lsg.perf import PerfConfig
+from lsg.sampling.loader import sampling_plan
+from lsg.sampling.plan import SamplingPlan
+from lsg.step.clipping import Clipper, Clipping
+from lsg.step.gradients import LossReduction
+from lsg.step.optimizer import PrivateOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What the two forms of `make_private` have in common: all but the noise. `PrivacyEngine` explains each."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    data_loader: DataLoader[Any]
+    max_grad_norm: float | list[float]
+    method: Method
+    max_physical_batch_size: int | None
+    clipping: Clipping
+    loss_reduction: LossReduction
+    poisson_sampling: bool
+    batch_first: bool
+    noise_generator: torch.Generator | None
+    perf: PerfConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedArguments(Arguments):
+    """Arguments that fit together, with Python's own numbers, and what was read off them.
+
+    sampling: how the loader's records enter steps. trained: the model's parameters that the optimizer updates.
+    """
+
+    sampling: SamplingPlan
+    trained: list[nn.Parameter]
+    clipper: Clipper
+
+
+def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
+    """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
+    check_opacus_arguments(function, opacus)
+    refuse_opacus(given.module, given.optimizer, given.data_loader)
+    _check_settings(given)
+    _check_unused(given)
+    trained = trained_parameters(given.module, given.optimizer)
+    warn_of_others(given.module, given.optimizer)
+    sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling)
+    norm = plain(given.max_grad_norm)
+    clipper = Clipper(given.clipping, tuple(norm) if isinstance(norm, list | tuple) else norm)
+    if not isinstance(given.method, NonPrivate):
+        check_model(given.module, trained)
+        warn_of_hooks(given.module, trained)
+    checked = vars(given) | {
+        "max_grad_norm": norm,
+        "max_physical_batch_size": plain(given.max_physical_batch_size),
+        "sampling": sampling,
+        "trained": trained,
+        "clipper": clipper,
+    }
+    return CheckedArguments(**checked)
+
+
+def checked_noise(noise_multiplier: float, method: Method) -> float:
+    """The noise multiplier as Python's own number."""
+    noise_multiplier = plain(noise_multiplier)
+    check_noise(noise_multiplier)
+    if isinstance(method, NonPrivate) and noise_multiplier:
+        raise ConfigurationError(f"NonPrivate adds no noise: noise_multiplier={noise_multiplier} must be 0")
+    return noise_multiplier
+
+
+@dataclass(frozen=True)
+class TargetArguments:
+    """What `make_private_with_epsilon` is to keep within, as Python's own numbers."""
+
+    epsilon: float
+    delta: float
+    epochs: int
+
+
+def check_target(given: CheckedArguments, epsilon: float, delta: float, epochs: float) -> TargetArguments:
+    if isinstance(given.method, NonPrivate):
+        raise ConfigurationError("NonPrivate has no epsilon: use make_private(noise_multiplier=0)")
+    epsilon, delta, epochs = plain(epsilon), plain(delta), plain(epochs)
+    if not isinstance(epochs, int | float) or epochs < 1 or not float(epochs).is_integer():
+        raise ConfigurationError(f"epochs={epochs!r} must be a whole number of at least 1")
+    check_budget(epsilon, delta, given.sampling.records)
+    return TargetArguments(epsilon, delta, int(epochs))
+
+
+def _check_settings(given: Arguments) -> None:
+    if not isinstance(given.method, Method):
+        raise ConfigurationError(f"method={given.method!r} must be LSG, RGP, SparseDPSGD, DPSGD or NonPrivate")
+    if not isinstance(given.perf, PerfConfig):
+        raise ConfigurationError(f"perf={given.perf!r} must be a PerfConfig")
+    if given.noise_generator is not None and not isinstance(given.noise_generator, torch.Generator):
+        raise ConfigurationError(f"noise_generator={given.noise_generator!r} must be a torch.Generator")
+    check_one_process()
+    if not given.batch_first:
+        raise ConfigurationError("batch_first=False: inputs must have the batch first")
+    if given.loss_reduction not in ("mean", "sum"):
+        raise ConfigurationError(f"loss_reduction={given.loss_reduction!r} must be 'mean' or 'sum'")
+
+
+def _check_unused(given: Arguments) -> None:
+    """Refuse a model or an optimizer that is private already."""
+    if is_private(given.module):
+        raise ConfigurationError(
+            "module is attached to another PrivacyEngine: call that engine's detach() first (or make the model "
+            "anew, if that engine is lost, as when a notebook's cell is run twice)"
+        )
+    if isinstance(given.optimizer, PrivateOptimizer):
+        raise ConfigurationError("optimizer is private already: pass the original one")

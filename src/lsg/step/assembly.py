@@ -1,0 +1,152 @@
+"""Checked arguments in; out a model, an optimizer and a loader that train together, each part of a run in its place."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.accounting import Accountant
+from lsg.accounting.ledger import Ledger
+from lsg.accounting.step_accounting import StepAccounting
+from lsg.layers.treatments import treat_parameters
+from lsg.methods import NonPrivate
+from lsg.model.attachment import Attachment
+from lsg.model.guards import Guards
+from lsg.model.non_private import NonPrivateModel
+from lsg.model.recorder import Recorder
+from lsg.model.validation import untrained_parameters
+from lsg.sampling.clock import Clock
+from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator
+from lsg.sampling.poisson_batches import LogicalBatches
+from lsg.sampling.secure_source import SecureNoise
+from lsg.sampling.streams import Streams
+from lsg.speed.fast_forward import FastForward
+from lsg.step.arguments import CheckedArguments
+from lsg.step.gradients import NonPrivateGradients, PrivateGradients
+from lsg.step.optimizer import PrivateOptimizer
+from lsg.step.run_state import RunState, describe
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What is on a model from `make_private` to `detach`. Training without privacy has no attachment and no
+    guards, but a `non_private` model in their place."""
+
+    run: RunState
+    loader: PrivateDataLoader
+    attachment: Attachment | None
+    guards: Guards | None
+    non_private: NonPrivateModel | None
+
+    @property
+    def optimizer(self) -> PrivateOptimizer:
+        return self.run.optimizer
+
+    @property
+    def fast(self) -> FastForward | None:
+        """The model's forward, compiled or recorded, where it is."""
+        owner = self.attachment or self.non_private
+        return None if owner is None else owner.fast
+
+    def detach(self) -> None:
+        """Give the model back as it was, and end the optimizer's steps."""
+        self.optimizer.close()
+        for part in (self.attachment, self.non_private):
+            if part is not None:
+                part.detach()
+        if self.guards is not None:
+            self.guards.remove()
+
+
+def assemble(
+    given: CheckedArguments,
+    noise_multiplier: float,
+    *,
+    accountant: Accountant,
+    ledger: Ledger | None,
+    secure: SecureNoise | None,
+) -> Attached:
+    """secure: the cryptographic source of noise and samples, in secure mode."""
+    streams = Streams(given.noise_generator, sampling_generator(given.data_loader), secure)
+    sampler = LogicalBatches(
+        given.sampling,
+        streams.sampling(),
+        given.max_physical_batch_size,
+        known_lengths(given.data_loader.dataset),
+        given.perf.max_tokens,
+    )
+    attachment, guards, non_private = None, None, None
+    gradients: PrivateGradients | NonPrivateGradients
+    if isinstance(given.method, NonPrivate):
+        non_private = NonPrivateModel(given.module, given.trained, given.perf)
+        gradients = _non_private_gradients(given, non_private)
+        clock = Clock(gradients)
+    else:
+        attachment = _attachment(given, streams, by_tokens=sampler.max_tokens is not None)
+        gradients = _private_gradients(given, streams, attachment.recorder)
+        clock = Clock(gradients)
+        guards = Guards(attachment, clock, given.trained, given.loss_reduction)
+    step_accounting = StepAccounting(accountant, given.sampling, ledger=ledger, replayable=sampler.source.replayable)
+    optimizer = PrivateOptimizer(
+        given.optimizer,
+        gradients,
+        clock,
+        step_accounting,
+        noise_multiplier=noise_multiplier,
+        trained=given.trained,
+        in_place=None if guards is None else guards.parameters,
+    )
+    settings = _settings(given, noise_multiplier, accountant)
+    run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings)
+    loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
+    return Attached(run, loader, attachment, guards, non_private)
+
+
+def _attachment(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -> Attachment:
+    """Puts the rules on the model. by_tokens: micro-batches are limited by their tokens, so that no size is fixed."""
+    treatments = treat_parameters(given.module, given.method, given.trained)
+    if given.clipping == "per_layer":
+        given.clipper.thresholds(sum(t.kind != "frozen" for t in treatments.parameters))
+    recorder = Recorder(
+        treatments.parameters,
+        given.method,
+        streams.projection(given.trained[0].device),
+        given.perf,
+        None if by_tokens else given.max_physical_batch_size,
+        untrained_parameters(given.module, given.optimizer),
+    )
+    return Attachment(given.module, treatments, recorder, given.perf, given.loss_reduction)
+
+
+def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Recorder) -> PrivateGradients:
+    return PrivateGradients(
+        recorder,
+        given.clipper,
+        loss_reduction=given.loss_reduction,
+        expected_batch_size=given.sampling.expected_batch_size,
+        noise=streams.noise(given.trained[0].device),
+    )
+
+
+def _non_private_gradients(given: CheckedArguments, model: NonPrivateModel) -> NonPrivateGradients:
+    return NonPrivateGradients(
+        given.trained,
+        model.size,
+        loss_reduction=given.loss_reduction,
+        expected_batch_size=given.sampling.expected_batch_size,
+    )
+
+
+def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:
+    """What a continuation of the run must be made with, too, by the names that users know."""
+    return {
+        "records": given.sampling.records,
+        "batch_size": given.sampling.batch_size,
+        "poisson_sampling": given.sampling.poisson,
+        "max_physical_batch_size": given.max_physical_batch_size,
+        "max_tokens": given.perf.max_tokens,
+        "noise_multiplier": noise_multiplier,
+        "max_grad_norm": given.max_grad_norm,
+        "clipping": given.clipping,
+        "loss_reduction": given.loss_reduction,
+        "method": describe(given.method),
+        "accountant": accountant.name,
+    }

@@ -1,0 +1,158 @@
+"""What a run trains on: a configuration in, the task's data encoded on a device out."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.data import Images, Records, TaskData, Texts
+from lsg.tasks.encoded import Encoded, encode_images, encode_texts
+from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
+from lsg.tasks.readers.files import local_path
+from lsg.tasks.split import HOW, divide
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+
+# Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
+# hand, which is private.
+NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+}
+DEFAULT_NORMALISATION = ((0.5,), (0.5,))
+LOCAL = "local, not named here"
+_NAMED = 10  # labels in the line about the data
+_KEPT = 2  # data sets, encoded, for the next run of this process
+_CACHE: dict[tuple[Any, ...], "PreparedData"] = {}
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record.
+
+    data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
+    tells of the people, machines and projects behind it.
+    """
+
+    train: Encoded
+    evaluation: dict[str, Encoded]
+    label_names: tuple[str, ...]
+    source: str
+    used: str
+    data_name: str
+    model_name: str
+    tokenizer: Any | None = None
+    shape: ImageShape | None = None
+    pairs: bool = False
+
+
+def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> PreparedData:
+    """The task's data, with `train_limit` and `validation` applied."""
+    columns = (config.text_column, config.pair_column, config.label_column)
+    shares = (config.train_limit, config.validation)
+    key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
+    if key not in _CACHE:
+        encoded = _encode(config, _divided(_read(config), config), device, listener)
+        while len(_CACHE) >= _KEPT:
+            del _CACHE[next(iter(_CACHE))]
+        _CACHE[key] = encoded
+    data = _CACHE[key]
+    sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
+    labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
+    listener.note(f"{data.source}: {len(data.train):,} records for training, {sizes}; labels {labels}")
+    return data
+
+
+def _read(config: RunConfig) -> TaskData:
+    from lsg.tasks.catalog import TASKS, check_task, load_task
+
+    check_task(config.task)
+    check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes
+    return load_task(
+        config.task,
+        config.data,
+        text_column=config.text_column,
+        pair_column=config.pair_column,
+        label_column=config.label_column,
+    )
+
+
+def _divided(data: TaskData, config: RunConfig) -> TaskData:
+    """With `validation` held out of the training records, and `train_limit` of the others kept."""
+    train, evaluation, used = data.train, data.evaluation, [data.used] if data.used else []
+    if config.validation:
+        validation, train = divide(train, config.validation, "validation")
+        evaluation = {"validation": validation}
+        used.append(f"all but about {100 * config.validation:g} %, held out for validation, {HOW}")
+    if config.train_limit:
+        train, _ = divide(train, config.train_limit, "train-limit")
+        used.append(f"about {100 * config.train_limit:g} %, {HOW}")
+    return replace(data, train=train, evaluation=evaluation, used="; of those ".join(used))
+
+
+def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: Listener) -> PreparedData:
+    for name, part in {"train": data.train, **data.evaluation}.items():
+        if not len(part):
+            raise ConfigurationError(f"{data.source}: its part '{name}' has no records")
+    is_local = config.data is not None and local_path(config.data) is not None
+    common: dict[str, Any] = {
+        "label_names": data.label_names,
+        "source": data.source,
+        "used": data.used,
+        "data_name": LOCAL if is_local else data.source,
+        "model_name": LOCAL if Path(config.model).exists() else config.model,
+    }
+    if isinstance(data.train, Images):
+        return _encode_images(config, data, device, common)
+    return _encode_texts(config, data, device, listener, common)
+
+
+def _encode_images(config: RunConfig, data: TaskData, device: torch.device, common: dict[str, Any]) -> PreparedData:
+    train = _images(data.train)
+    size = tuple(train.pixels.shape[1:])
+    for name, part in data.evaluation.items():
+        other = tuple(_images(part).pixels.shape[1:])
+        if other != size:
+            raise ConfigurationError(
+                f"{data.source}: images of its part '{name}' have channels, height and width {other}, those for "
+                f"training {size}"
+            )
+    mean, deviation = NORMALISATION.get(config.task, DEFAULT_NORMALISATION)
+    evaluation: dict[str, Encoded] = {
+        name: encode_images(_images(part), mean, deviation, device) for name, part in data.evaluation.items()
+    }
+    shape = ImageShape(len(data.label_names), *size)
+    return PreparedData(encode_images(train, mean, deviation, device), evaluation, shape=shape, **common)
+
+
+def _encode_texts(
+    config: RunConfig, data: TaskData, device: torch.device, listener: Listener, common: dict[str, Any]
+) -> PreparedData:
+    tokenizer = load_tokenizer(config.model)
+    if config.max_length > tokenizer.model_max_length:
+        raise ConfigurationError(
+            f"--max-length {config.max_length} is more than the {tokenizer.model_max_length} tokens that --model "
+            f"{config.model} can read"
+        )
+    pairs = _texts(data.train).pairs is not None
+    least = tokenizer.num_special_tokens_to_add(pair=pairs) + 1
+    if config.max_length < least:
+        raise ConfigurationError(f"--max-length {config.max_length}: --model {config.model} needs at least {least}")
+    encoded = {}
+    for name, part in {"train": data.train, **data.evaluation}.items():
+        report = partial(listener.tokenized, name, total=len(part))
+        encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
+    return PreparedData(encoded.pop("train"), {**encoded}, tokenizer=tokenizer, pairs=pairs, **common)
+
+
+def _images(part: Records) -> Images:
+    assert isinstance(part, Images)
+    return part
+
+
+def _texts(part: Records) -> Texts:
+    assert isinstance(part, Texts)
+    return part

@@ -1,0 +1,64 @@
+"""What a run trains: a configuration and its data in, a seeded model on a device and its optimizer out."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lsg.errors import ConfigurationError
+from lsg.tasks.encoded import EncodedTexts
+from lsg.tasks.models import load_image_model, load_text_model, select_trained
+from lsg.tasks.padding import check_padding
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+from lsg.train.prepare_data import PreparedData
+
+
+def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, listener: Listener) -> nn.Module:
+    """On the device, with its trained parameters chosen. New weights follow from the seed."""
+    torch.manual_seed(config.seed)
+    model: Any
+    if data.shape is not None:
+        model = load_image_model(config.model, data.shape)
+    else:
+        assert data.tokenizer is not None
+        model, new = load_text_model(config.model, data.label_names)
+        if new:
+            listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
+        # Decoders find the last token of a text by this number: with another one they would take a padding.
+        model.config.pad_token_id = data.tokenizer.pad_token_id
+        _check_positions(model, config, data)
+        rows = model.get_input_embeddings().num_embeddings
+        if len(data.tokenizer) > rows:
+            raise ConfigurationError(
+                f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
+            )
+        assert isinstance(data.train, EncodedTexts)
+        check_padding(model, data.tokenizer, data.train.ids.shape[1], config.model)
+    select_trained(model, config.trainable)
+    model.to(device)
+    if data.shape is not None and device.type == "cuda":
+        model.to(memory_format=torch.channels_last)
+    return model
+
+
+def _check_positions(model: nn.Module, config: RunConfig, data: PreparedData) -> None:
+    """A tokenizer need not know how many positions its model has learnt."""
+    parts = [part for part in (data.train, *data.evaluation.values()) if isinstance(part, EncodedTexts)]
+    longest = max(int(part.lengths.max()) for part in parts)
+    for name, table in model.named_modules():
+        if isinstance(table, nn.Embedding) and name.endswith("position_embeddings") and table.num_embeddings < longest:
+            raise ConfigurationError(
+                f"--max-length {config.max_length}: the longest text has {longest} tokens, and --model {config.model} "
+                f"has {table.num_embeddings} positions"
+            )
+
+
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    fused = trained[0].is_cuda
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
+    return torch.optim.AdamW(trained, lr=config.lr, eps=config.adam_eps, weight_decay=config.weight_decay, fused=fused)

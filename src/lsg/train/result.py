@@ -1,0 +1,36 @@
+"""The result of a run, to the values of result.json and back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows."""
+
+    config: RunConfig
+    score: float
+    scores: dict[str, float]
+    epsilon: float | None
+    noise_multiplier: float
+    steps: int
+    curve: list[float]
+    seconds: float
+    history: list[dict[str, Any]]
+    privacy: dict[str, Any]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "config": self.config.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str) -> "RunResult":
+        """The inverse of `to_dict`. `source` names the file in errors."""
+        try:
+            known = {key: value for key, value in values.items() if key != "secret"}
+            return cls(**{**known, "config": RunConfig.from_dict(values["config"], source)})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{source} is damaged: it is no result of a run ({error})") from None

@@ -1,0 +1,51 @@
+"""What is published under results/: few files, each run with where it comes from, tables that follow from the runs."""
+
+from pathlib import Path
+
+import pytest
+
+from lsg.reproduce.records import read_records
+from lsg.reproduce.scales import scale
+from lsg.reproduce.store import Store
+from lsg.reproduce.studies import studies
+from tests.reproduce.test_studies import some_measure
+
+RESULTS = Path(__file__).parents[1] / "results"
+DATA = {"text": "assets/sst2", "image": "assets/cifar-10-batches-bin"}
+MODELS = {"text": "assets/all-mpnet-base-v2"}
+SCALES = {"cpu-minutes": (scale("cpu-minutes"), 2), "gpu-hour": (scale("gpu-hour").using(DATA, MODELS), 3)}  # seeds
+RUNS = sorted((RESULTS / "reproduce").glob("*/*.jsonl"))
+
+
+def test_results_are_few_files_without_twins_or_weights() -> None:
+    files = [file for file in RESULTS.rglob("*") if file.is_file()]
+    assert len(files) <= 80
+    assert {file.suffix for file in files} <= {".md", ".json", ".jsonl", ".csv", ".txt", ".png"}
+    assert sum(file.stat().st_size for file in files) < 4_000_000
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_every_run_says_where_it_comes_from(file: Path) -> None:
+    for name, record in read_records(file).items():
+        assert isinstance(record["config"]["seed"], int), name
+        if record.get("stopped"):  # before its end, when provenance is written
+            assert record["history"], name
+            continue
+        origin = record["provenance"]
+        assert origin["command"] and origin["commit"], name
+        assert origin["versions"]["torch"] and origin["hardware"]["cpu"], name
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_tables_follow_from_the_runs(name: str, tmp_path: Path) -> None:
+    chosen, seeds = SCALES[name]
+    folder = RESULTS / "reproduce" / name
+    store = Store(folder / "cells")
+    found = studies(chosen, some_measure)
+    del found["figure-weights"]  # from a trained model, which is not kept
+    for study in found.values():
+        study.render(lambda config: store.summary(config, range(seeds)), tmp_path)
+    tables = [*tmp_path.glob("*.md"), *tmp_path.glob("*.csv")]
+    assert len(tables) == 9
+    for table in tables:
+        assert table.read_text() == (folder / table.name).read_text(), table.name
