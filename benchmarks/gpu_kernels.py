@@ -196,7 +196,7 @@ def clipped_sums(method: Method, perf: PerfConfig, autocast: bool, factored: boo
             gradients.forget_sum()
     finally:
         outer.is_faster = is_faster
-    fast = engine._attachment.fast
+    fast = engine._attached.fast
     recorded = 0 if fast is None else fast._graphed.recorded
     engine.detach()
     return sums, kinds, recorded
