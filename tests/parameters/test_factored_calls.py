@@ -270,7 +270,7 @@ def test_the_independence_check_leaves_nothing_and_still_sees_what_mixes(calls: 
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)).double()
     engine, optimizer, _ = attach(model, DPSGD())
     model(normal(4, 6))
-    assert engine._attachment._checked._finished and not optimizer.gradients.pending()
+    assert engine._attached.attachment._checked._finished and not optimizer.gradients.pending()
 
 
 @pytest.mark.parametrize("method", FULL_RANK, ids=str)
