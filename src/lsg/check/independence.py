@@ -69,7 +69,7 @@ class Check:
                     failure = error
         with self._runs.quietly(True), self._runs.without_rules():
             self._runs.run(inputs)  # raises the model's own error, if it has one
-        if is_out_of_memory(failure):
+        if is_out_of_memory(failure) or self._batch.may_blame_layout:  # then there is another look
             raise failure
         raise PrivacyError(
             f"the model fails on a few records of a batch, some of them changed ({first_line(failure)}), so that lsg "
