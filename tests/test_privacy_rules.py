@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lsg import DPSGD, LSG, RGP, ConfigurationError, PerfConfig, PrivacyError, SparseDPSGD
 from lsg.methods import Method
 from lsg.step.noise import add_noise
+from tests.support.factored import factored
 from tests.support.reference import assert_per_sample_gradients, attach
 
 METHODS = [LSG(rank=2, sparsity=0.4), RGP(rank=2), SparseDPSGD(sparsity=0.5), DPSGD()]
@@ -37,12 +38,20 @@ class Tied(nn.Module):
         return self.head(x + self.mix(self.mix(x).tanh())).mean(1)
 
 
-def clipped_sum(model: nn.Module, method: Method, clipping: str, token: Tensor, label: Tensor, scale: Tensor) -> Tensor:
-    """The clipped sum of a batch whose samples' losses are scaled one by one."""
+def clipped_sum(
+    model: nn.Module,
+    method: Method,
+    clipping: str,
+    token: Tensor,
+    label: Tensor,
+    scale: Tensor,
+    unit_rows: tuple[int, ...] | None = None,
+) -> Tensor:
+    """The clipped sum of a batch whose samples' losses are scaled one by one. unit_rows: rows of each unit."""
     generator = torch.Generator().manual_seed(9)
     engine, optimizer, _ = attach(model, method, max_grad_norm=C, clipping=clipping, noise_generator=generator)
     (F.cross_entropy(model(token), label, reduction="none") * scale).mean().backward()
-    optimizer.gradients.collect(None)
+    optimizer.gradients.collect(None, unit_rows)
     vector: Tensor = optimizer.gradients.sum.vector
     assert optimizer.gradients.sum.bound == pytest.approx(C)
     engine.detach()
@@ -69,6 +78,36 @@ def test_removing_a_sample_changes_the_sum_by_at_most_the_bound(method: Method, 
             largest = max(largest, float((whole - without).norm()))
     assert largest <= C * (1 + 1e-6)
     assert largest >= 0.5 * C  # the bound is not met by making gradients vanish
+
+
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_removing_a_unit_changes_the_sum_by_at_most_the_bound(method: Method, clipping: str, factors: bool) -> None:
+    """Rule 1 for units of several rows (records of one id, or views of a record): as many, and different numbers."""
+    largest = 0.0
+    for seed, sizes in enumerate([(2, 2, 2), (3, 1, 2), (1, 4, 1)]):
+        torch.manual_seed(seed)
+        model = Tied(8).double()
+        token, label = torch.randint(0, 20, (6, 6)), torch.randint(0, 20, (6,))
+        token[:], label[:] = token[:1], label[:1]  # rows that all pull the same way
+        scale = torch.tensor([1e6, 1e3, 1e3, 1.0, 1e3, 1e3], dtype=torch.float64)
+        rows = torch.arange(6).split(sizes)
+
+        def total(
+            units: list[int], model: nn.Module = model, rows: Any = rows, batch: Any = (token, label, scale)
+        ) -> Any:
+            kept = torch.cat([rows[unit] for unit in units])
+            unit_rows = tuple(len(rows[unit]) for unit in units)
+            with factored(factors):
+                return clipped_sum(model, method, clipping, *(t[kept] for t in batch), unit_rows=unit_rows)
+
+        whole = total([0, 1, 2])
+        for gone in range(3):
+            without = total([unit for unit in range(3) if unit != gone])
+            largest = max(largest, float((whole - without).norm()))
+    assert largest <= C * (1 + 1e-6)
+    assert largest >= 0.5 * C
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)

@@ -92,6 +92,9 @@ class PrivacyEngine:
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
         perf: PerfConfig | None = None,
+        views: int = 1,
+        unit_of: Any = None,
+        max_records_per_unit: int | None = None,
         **opacus: Any,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """As `make_private`, with the least noise that keeps `epochs` epochs within (target_epsilon, target_delta).
@@ -115,6 +118,9 @@ class PrivacyEngine:
                 batch_first=batch_first,
                 noise_generator=noise_generator,
                 perf=perf or PerfConfig(),
+                views=views,
+                unit_of=unit_of,
+                max_records_per_unit=max_records_per_unit,
             ),
             opacus,
         )
@@ -142,6 +148,9 @@ class PrivacyEngine:
         batch_first: bool = True,
         noise_generator: torch.Generator | None = None,
         perf: PerfConfig | None = None,
+        views: int = 1,
+        unit_of: Any = None,
+        max_records_per_unit: int | None = None,
         **opacus: Any,
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
         """Returns the same model, now recording per-sample gradients; a private optimizer; a Poisson loader.
@@ -150,6 +159,10 @@ class PrivacyEngine:
         perf: settings for speed; none changes a guarantee.
         loss_reduction: whether the loss given to `backward` is the mean or the sum over the micro-batch.
         noise_generator: makes a run repeatable; without it all randomness comes from the operating system.
+        views: rows that the model gets for each record, adjacent; they are averaged before the clip.
+        unit_of: one id for each record. All records of an id are one unit: drawn together (`batch_size` counts units)
+            and averaged before the clip; epsilon is about adding or removing a unit.
+        max_records_per_unit: the most records of a unit in a step, chosen anew for each.
         opacus: what Opacus takes beside these (`grad_sample_mode`, say), where it changes nothing here.
         """
         self._check_unattached()
@@ -168,6 +181,9 @@ class PrivacyEngine:
                 batch_first=batch_first,
                 noise_generator=noise_generator,
                 perf=perf or PerfConfig(),
+                views=views,
+                unit_of=unit_of,
+                max_records_per_unit=max_records_per_unit,
             ),
             opacus,
         )
@@ -206,7 +222,9 @@ class PrivacyEngine:
         return given.module, attached.optimizer, attached.loader
 
     def get_epsilon(self, delta: float) -> float:
-        """The epsilon spent so far at this delta; infinite if any step had no noise."""
+        """The epsilon spent so far at this delta, for adding or removing a record, or with `unit_of` a unit.
+
+        Infinite if any step had no noise."""
         check_delta(delta, self._sampling.records if self._sampling else 1)
         return self.accountant.get_epsilon(delta=delta)
 
@@ -222,7 +240,8 @@ class PrivacyEngine:
         return {name: slot.subspace for name, slot in slots.items() if slot.subspace is not None}
 
     def per_sample_gradients(self) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """After a backward pass and before the step: name -> (B, *shape), or the pair (B, m, r) and (B, r, n).
+        """After a backward pass and before the step: name -> (B, *shape), or the pair (B, m, r) and (B, r, n). With
+        units of several rows B counts rows.
 
         Gradients of each sample's own loss, before clipping, zero where masked. They are not private.
         """

@@ -1,6 +1,6 @@
 """Engines broken on purpose, one way each. Inside the `with` block every engine is broken like that."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -60,7 +60,9 @@ def mask_after_the_norm() -> Iterator[None]:
     def parts(self: Slot) -> list[torch.Tensor]:
         return [gradient.flatten(1) for gradient in self.gradients()]
 
-    def masked_at_last(self: PrivateGradients, expected_size: int | None) -> None:
+    def masked_at_last(
+        self: PrivateGradients, expected_size: int | None, unit_rows: Sequence[int] | None = None
+    ) -> None:
         kept = []
         for stack in self.recorder.stacks:
             on_left, on_right = stack.hidden  # type: ignore[attr-defined]
@@ -72,7 +74,7 @@ def mask_after_the_norm() -> Iterator[None]:
         choice = [slot.elements_kept for slot in dense]
         for slot in dense:
             slot.elements_kept = None
-        collect(self, expected_size)
+        collect(self, expected_size, unit_rows)
         assert self.sum is not None
         for slot, elements in zip(dense, choice, strict=True):
             slot.elements_kept = elements

@@ -53,6 +53,20 @@ class OuterProducts:
     def __getitem__(self, samples: slice) -> "OuterProducts":
         return replace(self, rows=self.rows[samples], columns=self.columns[samples])
 
+    def take(self, samples: Tensor) -> "OuterProducts":
+        """The samples with these numbers, in this order."""
+        return replace(self, rows=self.rows.index_select(0, samples), columns=self.columns.index_select(0, samples))
+
+    def average_adjacent(self, size: int) -> "OuterProducts":
+        """Each `size` neighbouring samples as one, their mean: a sum of products is the product of all their tokens."""
+        rows, columns = (t.unflatten(0, (-1, size)).flatten(1, 2) for t in (self.rows, self.columns))
+        return replace(self, rows=rows, columns=columns, scale=self.scale / size)
+
+    def explicit(self) -> Tensor:
+        """(B, entries): the matrix that this stands for."""
+        flat = self.materialize().flatten(1)
+        return (flat if self.kept is None else flat.index_select(1, self.kept)) * self.scale
+
     def row_norms(self) -> Tensor:
         """(B), float64, at least `_CANCELLED` times the sum of the tokens' norms. Not finite for a broken sample."""
         if usable(self.rows):

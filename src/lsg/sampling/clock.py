@@ -9,6 +9,7 @@ Who hands out batches without the private loader (a benchmark, say) moves it as 
     clock.leave_epoch(epoch)
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -55,19 +56,36 @@ class Position:
 class MicroBatch:
     """The batch in flight.
 
-    size: its number of records, None if that is not known. last: it ends its logical batch. stepped: it has had its
-    `optimizer.step()`. collected: so many of its records are in the sum already.
+    size: its number of rows (records, where each has one), None if that is not known. last: it ends its logical batch.
+    stepped: it has had its `optimizer.step()`. collected: so many of its rows are in the sum already. unit_rows: how
+    many rows each unit has, one after the other; None where each row is a unit, or where that is not known.
     """
 
     size: int | None
     last: bool
     stepped: bool
     collected: int = 0
+    unit_rows: tuple[int, ...] | None = None
 
     @property
     def left(self) -> int | None:
-        """Records not yet in the sum, where their number is known."""
+        """Rows not yet in the sum, where their number is known."""
         return None if self.size is None else self.size - self.collected
+
+    def units_among(self, rows: int | None) -> tuple[int, ...] | None:
+        """Rows of each unit among the next `rows` rows that are not yet in the sum, where that is known. Refuses rows
+        that end inside of a unit."""
+        if self.unit_rows is None or rows is None:
+            return None
+        ends = list(itertools.accumulate(self.unit_rows, initial=0))
+        end = self.collected + rows
+        if end not in ends:
+            raise PrivacyError(
+                f"a part of {rows} rows of the batch ends inside of a unit: the rows of a unit (its views, or the "
+                f"records of its id) are averaged before the clip, so they must be in one part. {self.left} rows are "
+                f"left, and the first unit among them has {self.unit_rows[ends.index(self.collected)]}"
+            )
+        return self.unit_rows[ends.index(self.collected) : ends.index(end)]
 
 
 _ANY_BATCH = MicroBatch(size=None, last=True, stepped=False)  # not from the loader: a logical batch of its own
@@ -109,11 +127,12 @@ class Clock:
             self.loaded = None
         return self._loop
 
-    def begin_micro_batch(self, loop: int, *, size: int, last: bool) -> None:
-        """A micro-batch of `size` records goes out; `last` says that it ends its logical batch."""
+    def begin_micro_batch(self, loop: int, *, size: int, last: bool, unit_rows: tuple[int, ...] | None = None) -> None:
+        """A micro-batch of `size` rows goes out; `last` says that it ends its logical batch. unit_rows: how many of
+        the rows are each unit's; None where each row is a unit."""
         self.check_stepped(loop)
         self._gradients.renew()
-        self.batch = MicroBatch(size=size, last=last, stepped=False)
+        self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows)
 
     def check_stepped(self, loop: int) -> None:
         """Refuse to go on: to the next micro-batch, or past the end of the epoch, before the last one had its step."""
@@ -153,7 +172,7 @@ class Clock:
         self._begun = True
 
     def part_collected(self, size: int) -> None:
-        """So many more records of the batch in flight are in the sum."""
+        """So many more rows of the batch in flight are in the sum."""
         self.batch = replace(self.batch, collected=self.batch.collected + size)
 
     def batch_stepped(self) -> None:

@@ -77,7 +77,12 @@ class PrivateDataLoader(DataLoader[Any]):
                     self._optimizer.step()
                 for number, records in enumerate(logical, start=1):
                     batch = next(batches)
-                    clock.begin_micro_batch(loop, size=len(records), last=number == len(logical))
+                    clock.begin_micro_batch(
+                        loop,
+                        size=len(records) * self.logical.units.views,
+                        last=number == len(logical),
+                        unit_rows=self.logical.units.unit_rows(records),
+                    )
                     yield batch
             clock.check_stepped(loop)
         finally:
@@ -96,7 +101,7 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
             "reach every record; use a map-style data set"
         )
     if isinstance(loader, PrivateDataLoader):
-        return SamplingPlan(loader.logical.plan.records, loader.logical.plan.batch_size, poisson)
+        return SamplingPlan(len(dataset), loader.logical.plan.batch_size, poisson)
     sampler, batch_size = loader.sampler, loader.batch_size
     if batch_size is None:
         if type(loader.batch_sampler) is BatchSampler:

@@ -7,7 +7,8 @@ from lsg.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How records enter steps.
+    """How records enter steps. Where several records are one unit (`units.py`), read "unit" for "record" throughout:
+    `records` is then the number of units, and `batch_size` is that of a step in units.
 
     poisson=True: each record enters each step independently with probability `sample_rate`; an epoch is the expected
         1 / sample_rate steps.

@@ -1,4 +1,4 @@
-"""Draws the records of each step by Poisson sampling, and cuts them into micro-batches.
+"""Draws the units of each step (records, by default) by Poisson sampling, and cuts them into micro-batches.
 
 A logical batch is what one noisy step is computed from. It is handed out as micro-batches, which fit into memory.
 """
@@ -15,6 +15,7 @@ from lsg.errors import ConfigurationError, PrivacyError
 from lsg.perf import grid_size
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import NoiseSource
+from lsg.sampling.units import Units, pack_units
 
 Micro = list[int]  # numbers of records
 Logical = list[Micro]  # empty if no record was drawn
@@ -30,12 +31,17 @@ class LogicalBatches(Sampler[Micro]):
         max_physical_batch_size: int | None = None,
         lengths: Sequence[int] | torch.Tensor | None = None,
         max_tokens: int | None = None,
+        units: Units | None = None,
     ) -> None:
+        """plan: of units. lengths: of the data set's records. units: which records are one; each by default."""
         whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
         if max_physical_batch_size is not None and not whole:
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
-        if lengths is not None and len(lengths) != plan.records:
+        self.units = units or Units()
+        if lengths is not None and not self.units.named and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
+        if max_physical_batch_size is not None and self.units.most_rows() > max_physical_batch_size:
+            raise _too_large(self.units, max_physical_batch_size)
         self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.max_tokens = None if lengths is None else max_tokens
@@ -108,6 +114,11 @@ class LogicalBatches(Sampler[Micro]):
         """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
         if len(members) == 0:
             return []
+        if self.units.several_rows:
+            drawn = [self.units.records_of(unit, self.source) for unit in members.tolist()]
+            return pack_units(
+                drawn, self.units.views, max_rows=self.max_size, lengths=self.lengths, max_tokens=self.max_tokens
+            )
         most = self.max_size or len(members)
         sizes: int | list[int] = most
         if self.lengths is not None:
@@ -129,3 +140,17 @@ class LogicalBatches(Sampler[Micro]):
             sizes.append(min(grid_size(fitting), len(lengths) - start))
             start += sizes[-1]
         return sizes
+
+
+def _too_large(units: Units, most: int) -> ConfigurationError:
+    rows = units.most_rows()
+    if units.views > most:
+        return ConfigurationError(
+            f"max_physical_batch_size={most} counts rows, and with views={units.views} one record has more of them, "
+            f"which must be in one micro-batch: use max_physical_batch_size={units.views} or more"
+        )
+    return ConfigurationError(
+        f"the largest unit of unit_of has {rows} rows, and max_physical_batch_size={most} allows fewer: a unit's rows "
+        "are averaged before the clip and must be in one micro-batch. Use "
+        f"max_records_per_unit={most // units.views} or less, or max_physical_batch_size={rows}"
+    )

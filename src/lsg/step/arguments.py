@@ -1,6 +1,6 @@
 """What `make_private` was given in, the same out, checked once: each refusal names its culprit and a way out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from lsg.model.validation import (
 from lsg.perf import PerfConfig
 from lsg.sampling.loader import sampling_plan
 from lsg.sampling.plan import SamplingPlan
+from lsg.sampling.units import Units, make_units
 from lsg.step.clipping import Clipper, Clipping
 from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
@@ -46,16 +47,21 @@ class Arguments:
     batch_first: bool
     noise_generator: torch.Generator | None
     perf: PerfConfig
+    views: int = 1
+    unit_of: Any = None
+    max_records_per_unit: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedArguments(Arguments):
     """Arguments that fit together, with Python's own numbers, and what was read off them.
 
-    sampling: how the loader's records enter steps. trained: the model's parameters that the optimizer updates.
+    sampling: how the loader's records, or units of them, enter steps. units: which records are one unit. trained: the
+    model's parameters that the optimizer updates.
     """
 
     sampling: SamplingPlan
+    units: Units
     trained: list[nn.Parameter]
     clipper: Clipper
 
@@ -69,6 +75,14 @@ def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> 
     trained = trained_parameters(given.module, given.optimizer)
     warn_of_others(given.module, given.optimizer)
     sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling)
+    units = make_units(
+        sampling.records,
+        views=plain(given.views),
+        unit_of=given.unit_of,
+        max_records_per_unit=plain(given.max_records_per_unit),
+    )
+    if units.named and isinstance(given.method, NonPrivate):
+        raise ConfigurationError("unit_of: NonPrivate has no gradients of units: leave unit_of out")
     norm = plain(given.max_grad_norm)
     clipper = Clipper(given.clipping, tuple(norm) if isinstance(norm, list | tuple) else norm)
     if not isinstance(given.method, NonPrivate):
@@ -77,7 +91,8 @@ def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> 
     checked = vars(given) | {
         "max_grad_norm": norm,
         "max_physical_batch_size": plain(given.max_physical_batch_size),
-        "sampling": sampling,
+        "sampling": replace(sampling, records=units.count(sampling.records)),
+        "units": units,
         "trained": trained,
         "clipper": clipper,
     }

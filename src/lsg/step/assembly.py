@@ -72,6 +72,7 @@ def assemble(
         given.max_physical_batch_size,
         known_lengths(given.data_loader.dataset),
         given.perf.max_tokens,
+        given.units,
     )
     attachment, guards, non_private = None, None, None
     gradients: PrivateGradients | NonPrivateGradients
@@ -123,6 +124,8 @@ def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Reco
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
         noise=streams.noise(given.trained[0].device),
+        views=given.units.views,
+        named_units=given.units.named,
     )
 
 
@@ -132,11 +135,17 @@ def _non_private_gradients(given: CheckedArguments, model: NonPrivateModel) -> N
         model.size,
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
+        views=given.units.views,
     )
 
 
 def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:
     """What a continuation of the run must be made with, too, by the names that users know."""
+    units = {
+        "views": None if given.units.views == 1 else given.units.views,
+        "unit_of": given.units.fingerprint(),
+        "max_records_per_unit": given.units.max_records,
+    }
     return {
         "records": given.sampling.records,
         "batch_size": given.sampling.batch_size,
@@ -149,4 +158,6 @@ def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Acco
         "loss_reduction": given.loss_reduction,
         "method": describe(given.method),
         "accountant": accountant.name,
+        # Only what is set: runs that were saved before there were units go on.
+        **{name: value for name, value in units.items() if value is not None},
     }

@@ -1,6 +1,6 @@
 """From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
 from lsg.step.noise import add_noise
+from lsg.step.unit_average import average_units
 
 LossReduction = Literal["mean", "sum"]
 
@@ -21,8 +22,10 @@ class GradientSource(Protocol):
     loss_reduction: LossReduction
     expected_batch_size: int
 
-    def collect(self, expected_size: int | None) -> None:
-        """Take in the gradients that the last backward pass left, of so many records if that is known."""
+    def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
+        """Take in the gradients that the last backward pass left, of so many rows if that is known.
+
+        unit_rows: how many of the rows, one unit after the other, are each unit's; None where nobody has told."""
 
     def drop_pending(self) -> None:
         """Forget gradients that were not collected."""
@@ -50,7 +53,11 @@ class GradientSource(Protocol):
 
 
 class PrivateGradients:
-    """Clip, sum, add noise, lift: the privacy rules in the order of the design."""
+    """Average over each unit's rows, clip, sum, add noise, lift: the privacy rules in the order of the design.
+
+    views: how many adjacent rows each record has. named_units: units are records with the same id, so that only the
+    loader knows which rows are whose.
+    """
 
     def __init__(
         self,
@@ -60,8 +67,11 @@ class PrivateGradients:
         loss_reduction: LossReduction,
         expected_batch_size: int,
         noise: NoiseSource,
+        views: int = 1,
+        named_units: bool = False,
     ) -> None:
         self.recorder, self.clipper = recorder, clipper
+        self._views, self._named_units = views, named_units
         self.loss_reduction: LossReduction = loss_reduction
         self.expected_batch_size = expected_batch_size
         self.noise = noise
@@ -93,7 +103,7 @@ class PrivateGradients:
         self.recorder.hold_subspaces()
 
     @torch.no_grad()
-    def collect(self, expected_size: int | None) -> None:
+    def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
         if self.recorder.missed:
             raise PrivacyError(
                 "between a forward and its backward came a forward of another number of samples, and the gradients of "
@@ -104,17 +114,41 @@ class PrivateGradients:
         size = self.recorder.records
         assert size is not None
         if expected_size is not None and size != expected_size:
-            raise PrivacyError(
-                f"the loader handed out {expected_size} records but the model took them for {size} samples: the first "
-                "dimension of the model's first input must be the record, or clipping would not bound a record"
-            )
-        scale = size if self.loss_reduction == "mean" else 1.0
+            self._refuse_size(size, expected_size)
+        unit_rows = self._unit_rows(size) if unit_rows is None else unit_rows
+        scale = size if self.loss_reduction == "mean" else 1.0  # a mean over the rows: times their number
         # Rows that padding added copy a record: they must not enter the sum, whatever became of their outputs.
-        per_sample = [[part[:size] for part in parts] for parts in self.recorder.per_sample()]
-        part = self.clipper.clip(per_sample, scale, self.recorder.positions)
+        per_unit = [[part[:size] for part in parts] for parts in self.recorder.per_sample()]
+        if unit_rows is not None:
+            per_unit = [[average_units(part, unit_rows) for part in parts] for parts in per_unit]
+        part = self.clipper.clip(per_unit, scale, self.recorder.positions)
         self.sum = part if self.sum is None else self.sum + part
         self.recorder.hold_subspaces()
         self.recorder.clear()
+
+    def _refuse_size(self, size: int, expected: int) -> None:
+        records, meaning = f"{expected} records", "the record"
+        if self._views > 1:
+            records = f"{expected // self._views} records, which with views={self._views} are {expected} rows,"
+            meaning = f"the row, with the {self._views} views of a record adjacent"
+        raise PrivacyError(
+            f"the loader handed out {records} but the model took them for {size} samples: the first dimension of the "
+            f"model's first input must be {meaning}, or clipping would not bound a record"
+        )
+
+    def _unit_rows(self, rows: int) -> list[int] | None:
+        """Rows of each unit of a batch of which nobody has told; None where each row is a unit."""
+        if self._named_units:
+            raise PrivacyError(
+                "a batch that the private loader did not hand out: whose records these are is not known, so with "
+                "unit_of there can be no step on it. Iterate over the loader that make_private returned"
+            )
+        if rows % self._views:
+            raise PrivacyError(
+                f"a batch of {rows} rows, but with views={self._views} each record has {self._views} rows, adjacent: "
+                f"the number of rows must be a multiple of {self._views}"
+            )
+        return [self._views] * (rows // self._views) if self._views > 1 else None
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:
@@ -152,7 +186,9 @@ class NonPrivateGradients:
         *,
         loss_reduction: LossReduction,
         expected_batch_size: int,
+        views: int = 1,
     ) -> None:
+        self._views = views
         self.parameters = list(parameters)
         self.micro_batch_size = micro_batch_size
         self.loss_reduction: LossReduction = loss_reduction
@@ -182,10 +218,11 @@ class NonPrivateGradients:
         self._sums = [s.to(p.device) for s, p in zip(state["gradients"], self.parameters, strict=True)]
 
     @torch.no_grad()
-    def collect(self, expected_size: int | None) -> None:
+    def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
         if not self.pending():
             return
-        scale = self.micro_batch_size() if self.loss_reduction == "mean" else 1
+        # The mean over a record's views, as in private training.
+        scale = (self.micro_batch_size() if self.loss_reduction == "mean" else 1) / self._views
         parts = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
         self._sums = parts if self._sums is None else [s + g for s, g in zip(self._sums, parts, strict=True)]
         self.drop_pending()

@@ -150,7 +150,7 @@ class PrivateOptimizer(Optimizer):
         self.clock.step_begins()
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
-            self.gradients.collect(batch.left)
+            self.gradients.collect(batch.left, batch.units_among(batch.left))
             self.stepped = batch.last and not batch.stepped
             if self.stepped:
                 self._release()
@@ -182,8 +182,9 @@ class PrivateOptimizer(Optimizer):
             )
 
     def accumulate(self, size: int) -> None:
-        """Clip and sum the gradients of `size` records of the batch in flight: a part of it, or all. `step()` does what
-        is left. For batches that do not fit into memory as a whole: `lsg.step.out_of_memory.BackwardInPieces`."""
+        """Clip and sum the gradients of `size` records (rows, where a unit has several) of the batch in flight: a part
+        of it, in whole units, or all. `step()` does what is left. For batches that do not fit into memory as a whole:
+        `lsg.step.out_of_memory.BackwardInPieces`."""
         batch = self.clock.batch
         left = batch.left
         if self._closed or left is None or batch.stepped:
@@ -198,7 +199,7 @@ class PrivateOptimizer(Optimizer):
                 "would be clipped as one"
             )
         with torch.autocast(self._device_type, enabled=False):
-            self.gradients.collect(size)
+            self.gradients.collect(size, batch.units_among(size))
         self.gradients.renew()  # the next part has a graph of its own
         self.clock.part_collected(size)
 

@@ -10,8 +10,10 @@ A loop of one's own, where `lsg.train.loop.train` is not used:
 """
 
 import gc
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +30,8 @@ class BackwardInPieces:
     """Forward, backward, clipping and summing of a batch of the private loader; what is left is `optimizer.step()`.
 
     When memory runs out, the attempt is dropped and the batch's records go on in pieces of half the size, down to
-    single ones. Each record enters the sum once, the step is taken and accounted once. The size that fitted is kept:
-    `largest`, None as long as all did.
+    single ones (or whole units, where a unit has several rows). Each record enters the sum once, the step is taken and
+    accounted once. The size that fitted is kept: `largest`, None as long as all did.
 
     loss: (model, batch) -> the loss of a batch, with the engine's `loss_reduction`.
     """
@@ -46,14 +48,15 @@ class BackwardInPieces:
                 f"a batch of type {type(batch).__name__} holds no tensor with a row for each record"
             )
         mean = self._optimizer.gradients.loss_reduction == "mean"
+        units, rows_each = self._units(size)
         total: Tensor | None = None
         done = 0
         while done < size:
-            count = min(size - done, self.largest or size)
+            count = units.fitting(done, self.largest or size)
             part = batch if count == size else rows(batch, done, count, size)
-            value = self._attempt(part, count)
+            value = self._attempt(part, count * rows_each)
             if value is None:
-                self._shrink(count)
+                self._shrink(count, smallest=units.fitting(done, 1))
                 continue
             share = value * (count / size) if mean and count < size else value
             total = share if total is None else total + share
@@ -61,8 +64,25 @@ class BackwardInPieces:
         assert total is not None
         return total
 
+    def _units(self, size: int) -> tuple["_Pieces", int]:
+        """How a batch of `size` entries may be cut, and how many rows each entry is for the model: one, or all views of
+        a record where the loss makes them."""
+        in_flight = self._optimizer.clock.batch
+        unit_rows = in_flight.units_among(in_flight.left)
+        if not unit_rows:
+            return _Pieces(tuple(range(size + 1))), 1
+        rows_each, rest = divmod(sum(unit_rows), size)
+        if rest or any(own % rows_each for own in unit_rows):
+            raise ConfigurationError(
+                f"a batch of {size} entries for {sum(unit_rows)} rows of {len(unit_rows)} units: each entry must be a "
+                "row, or a record with all its views"
+            )
+        return _Pieces(tuple(itertools.accumulate((own // rows_each for own in unit_rows), initial=0))), rows_each
+
     def _attempt(self, part: Any, count: int) -> Tensor | None:
-        """None where memory ran out: nothing of the attempt is left then, neither in the sum nor in memory."""
+        """None where memory ran out: nothing of the attempt is left then, neither in the sum nor in memory.
+
+        count: rows that the part is for the model."""
         try:
             value = self._loss(self._model, part)
             value.backward()
@@ -78,7 +98,13 @@ class BackwardInPieces:
             torch.cuda.empty_cache()
         return None
 
-    def _shrink(self, count: int) -> None:
+    def _shrink(self, count: int, smallest: int) -> None:
+        if count == smallest > 1:
+            raise OutOfMemory(
+                f"not even one unit of {count} records or views fits into memory, and a unit's rows must be in one "
+                "part, as they are averaged before the clip: use a smaller max_records_per_unit or fewer views, "
+                "shorter or smaller inputs, activation checkpointing, bfloat16 or a smaller model"
+            )
         if count == 1:
             raise OutOfMemory(
                 "not even one sample fits into memory, so max_physical_batch_size=1 would not help: use shorter or "
@@ -90,6 +116,18 @@ class BackwardInPieces:
             f"step. max_physical_batch_size={self.largest} saves the attempts",
             stacklevel=4,
         )
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Where a batch may be cut: ends of units, from 0 to the batch's size."""
+
+    ends: tuple[int, ...]
+
+    def fitting(self, start: int, most: int) -> int:
+        """Entries of the whole units from `start` on that are at most `most`, or of one unit."""
+        later = self.ends[self.ends.index(start) + 1 :]
+        return max([end for end in later if end - start <= most], default=later[0]) - start
 
 
 def rows(batch: Any, start: int, count: int, size: int) -> Any:

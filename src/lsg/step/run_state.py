@@ -63,8 +63,8 @@ class RunState:
             raise ConfigurationError(
                 f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
             )
-        for name, own in self.settings.items():
-            saved = state["plan"].get(name)
+        for name in {**self.settings, **state["plan"]}:  # what is not set has no name there
+            own, saved = self.settings.get(name), state["plan"].get(name)
             if saved != (list(own) if isinstance(own, tuple) else own):
                 raise ConfigurationError(
                     f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
