@@ -519,3 +519,28 @@ def test_models_that_refuse_nan_are_trained() -> None:
     _, optimizer, _ = attach(model, DPSGD())
     model(torch.randn(8, 6)).square().mean(1).mean().backward()
     optimizer.step()
+
+
+class TakesItsNeighbour(nn.Module):
+    """The first record takes the second's value. Records of one token alone are refused, which the check tries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(22))  # no small model, of which more is tried
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if (ids == ids[:, :1]).all(1).any():
+            raise ValueError("a record of one token alone")
+        h = self.table(ids).mean(1)
+        h = torch.cat([h[:1] + h[1:2].detach(), h[1:]])
+        for layer in self.layers:
+            h = layer(h).tanh()
+        return h
+
+
+def test_a_model_that_refuses_odd_records_is_tried_with_others() -> None:
+    model = TakesItsNeighbour()
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match=r"before layer 'layers\.0'"):
+        model(torch.randint(1, 30, (8, 6)))
