@@ -34,7 +34,8 @@ from tests.adversarial.plain import (
 from tests.adversarial.plain import tensors as output_tensors
 from tests.adversarial.records import Batch
 from tests.adversarial.trial import Trial
-from tests.support.reference import attach, project
+from tests.support.oracle import in_trained_space
+from tests.support.reference import attach
 
 _SLACK = 1e-3  # of the measured influence over the bound
 
@@ -116,7 +117,7 @@ def _one_step(
 ) -> None:
     output = trial.call(model, batch.clone())
     trial.loss(output, batch.clone(), trial.reduction).backward()
-    wanted = _projected(engine, _references(plain, trial, batch, mode))
+    wanted = in_trained_space(engine, _references(plain, trial, batch, mode))
     refused: LsgError | None = None
     found: dict[str, tuple[Tensor, ...]] = {}
     try:
@@ -143,19 +144,6 @@ def _references(plain: nn.Module, trial: Trial, batch: Batch, mode: bool) -> dic
         return record_gradients(plain, trial, batch, mode)
     except Exception as error:
         raise WrongError(f"no reference: a record alone cannot be computed, but lsg said nothing ({error})") from error
-
-
-def _projected(engine: PrivacyEngine, gradients: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
-    """Slot's name -> each record's gradient in the space that the engine trains: (dense) or (of L, of R), masked."""
-    assert engine._recorder is not None
-    wanted: dict[str, tuple[Tensor, ...]] = {}
-    for name, slot in engine._recorder.slots.items():
-        gradient = gradients[name.partition("[")[0]]
-        if slot.narrow is not None:  # a third of a fused weight
-            dimension, start, size = slot.narrow
-            gradient = gradient.narrow(dimension + 1, start, size)
-        wanted[name] = (gradient,) if slot.subspace is None else project(gradient, slot.subspace)
-    return wanted
 
 
 def _compare_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lsg.cli import app
 from lsg.report.figures import save_accuracy_figure
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES, digits
 from lsg.train.provenance import provenance
+from tests.support.threads import one_thread  # noqa: F401 - a fixture for all tests here
 
 
 def lsg(*arguments: str) -> Any:
@@ -27,14 +27,6 @@ def results(folder: Path) -> dict[str, Any]:
         raise AssertionError(f"{constant} is not JSON")
 
     return json.loads((folder / "results.json").read_text(), parse_constant=refuse)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

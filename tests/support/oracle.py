@@ -12,12 +12,16 @@ from tests.support.reference import batch_of_one_gradients, project
 
 
 def wanted_gradients(model: nn.Module, engine: PrivacyEngine, batch: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """Name of a slot -> its per-sample gradients, (dense) or (of L, of R), masked entries zero."""
-    plain = batch_of_one_gradients(copy.deepcopy(model), batch, len(batch), mean_loss)
+    """What `in_trained_space` makes of each sample's own gradients."""
+    return in_trained_space(engine, batch_of_one_gradients(copy.deepcopy(model), batch, len(batch), mean_loss))
+
+
+def in_trained_space(engine: PrivacyEngine, gradients: dict[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+    """Per-sample gradients by parameter in; by slot out: (dense) or (of L, of R), masked entries zero."""
     assert engine._recorder is not None
     wanted: dict[str, tuple[Tensor, ...]] = {}
     for name, slot in engine._recorder.slots.items():
-        gradient = plain[name.partition("[")[0]]
+        gradient = gradients[name.partition("[")[0]]
         if slot.narrow is not None:  # a third of a fused weight
             dimension, start, size = slot.narrow
             gradient = gradient.narrow(dimension + 1, start, size)

@@ -1,23 +1,14 @@
 """Fixtures of `lsg train`'s tests."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from lsg.train.config import RunConfig
 from lsg.train.run import RunResult, run
+from tests.support.threads import one_thread  # noqa: F401 - a fixture for all tests here
 from tests.support.tiny import glue_sst2, tiny_bert
 from tests.support.train_runs import DIGITS
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
