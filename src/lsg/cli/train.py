@@ -26,6 +26,7 @@ from lsg.tasks.models import ZOO
 from lsg.train.config import (
     LR_SCHEDULES,
     OPTIMIZERS,
+    POOLING,
     PRECISIONS,
     TRAINABLE,
     RunConfig,
@@ -65,6 +66,7 @@ _HELP = {
         "sparsity": "p of lsg and sparse-dpsgd: the share of units that is not trained.",
         "importance": "What makes a unit worth training: weight, or random, factor, direct (negative results).",
         "trainable": f"One of {', '.join(TRAINABLE)}: paper trains weight matrices and the head.",
+        "pooling": f"One of {', '.join(POOLING)}: what the head of a text model sees.",
         "head_scale": "Factor on the head's gradients before clipping.",
     },
     "Training": {
@@ -209,10 +211,10 @@ class _Bar(Listener):
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
 
-    def tokenized(self, part: str, done: int, total: int) -> None:
+    def prepared(self, what: str, done: int, total: int) -> None:
         self._bar.start()
         if self._task is None:
-            self._task = self._bar.add_task(f"tokenizing {part}", total=total, state="")
+            self._task = self._bar.add_task(what, total=total, state="")
         self._bar.update(self._task, completed=done)
         if done == total:
             self._bar.remove_task(self._task)

@@ -77,7 +77,22 @@ class EncodedImages:
         return images, self.labels.index_select(0, rows)
 
 
-Encoded = EncodedTexts | EncodedImages
+@dataclass(frozen=True)
+class EncodedFeatures:
+    """features (n, width) float32 and labels (n,) on the device: what a frozen encoder made of each record."""
+
+    features: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        rows = _on(self.labels.device, torch.as_tensor(indices))
+        return self.features.index_select(0, rows), self.labels.index_select(0, rows)
+
+
+Encoded = EncodedTexts | EncodedImages | EncodedFeatures
 
 
 def encode_texts(

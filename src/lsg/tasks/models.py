@@ -20,6 +20,7 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.strict_json import loads
 from lsg.layers.registry import rule_for
 from lsg.models import small_cnn, wrn28
+from lsg.tasks.pooled import PooledClassifier
 
 
 @dataclass(frozen=True)
@@ -72,23 +73,44 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
         config.num_labels = len(label_names)
         config.id2label = dict(enumerate(label_names))
         config.label2id = {label: number for number, label in config.id2label.items()}
-        try:
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                name,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
-                output_loading_info=True,
-            )
-        except Exception as error:  # of transformers, safetensors or the hub's client
-            raise ConfigurationError(f"--model {name}: cannot load its weights ({first_line(error)})") from None
-    new = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+        model, new = _pretrained(AutoModelForSequenceClassification, name, config)
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
     if not kept:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(model).__name__}'s encoder")
     return model, sorted(new)
+
+
+def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> PooledClassifier:
+    """The model's encoder under a linear head, whose weights are drawn from torch's global random stream."""
+    with quiet_transformers():
+        from transformers import AutoModel
+
+        config = text_config(name)
+        if config.is_encoder_decoder:
+            raise ConfigurationError(f"--pooling {pooling}: --model {name} has a decoder: use --pooling model")
+        encoder, new = _pretrained(AutoModel, name, config)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # what it makes of the first token is not used
+    if not encoder.state_dict().keys() - new:
+        raise ConfigurationError(f"--model {name}: its weights fit none of a {type(encoder).__name__}")
+    return PooledClassifier(encoder, pooling, label_names)
+
+
+def _pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
+    """A model of this kind of transformers, and the names of its parameters that its files do not have."""
+    try:
+        model, info = kind.from_pretrained(
+            name,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
+            output_loading_info=True,
+        )
+    except Exception as error:  # of transformers, safetensors or the hub's client
+        raise ConfigurationError(f"--model {name}: cannot load its weights ({first_line(error)})") from None
+    return model, {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
 
 
 def text_config(name: str) -> Any:
@@ -209,7 +231,7 @@ def load_trained_image_model(folder: Path) -> nn.Module:
 
 
 def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """As transformers' `from_pretrained` reads it."""
+    """As transformers' `from_pretrained` reads it, or that of `PooledClassifier`."""
     with quiet_transformers():
         model.config.name_or_path = ""  # some versions of transformers write down where a model was read from
         model.save_pretrained(folder)

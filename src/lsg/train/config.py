@@ -10,11 +10,13 @@ from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
 from lsg.methods import METHODS, Importance, Method, make_method
 from lsg.step.clipping import Clipping
+from lsg.tasks.pooled import POOLINGS
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
 TRAINABLE = ("paper", "all", "head")
+POOLING = ("model", *POOLINGS)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class RunConfig:
     lr_schedule: "linear" decays to 0; "steps" divides by 5 at 30, 60 and 80 % of the steps (RGP's CIFAR-10 code).
     trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
         does; "all" trains everything, "head" the classification head alone.
+    pooling: of texts, what the head sees. "model" is the head that transformers adds to the model; "mean" and "first"
+        are one linear layer on the mean, or the first, of the tokens' vectors (lsg.tasks.pooled).
     head_scale: factor on the head's per-sample gradients before clipping (RGP: 0.1 for text).
     train_limit: use about that share of the training records, the same ones for every seed. 0 uses all.
     validation: hold out about that share of the training records and score on them, not on the task's evaluation data:
@@ -58,6 +62,7 @@ class RunConfig:
     batch_size: int = 2000
     epochs: int = 20
     trainable: str = "paper"
+    pooling: str = "model"
     head_scale: float = 1.0
     max_length: int = 128
     train_limit: float = 0.0
@@ -80,6 +85,7 @@ class RunConfig:
             ("optimizer", OPTIMIZERS),
             ("lr_schedule", LR_SCHEDULES),
             ("trainable", TRAINABLE),
+            ("pooling", POOLING),
             ("accountant", ACCOUNTANTS),
             ("clipping", get_args(Clipping)),
         ):

@@ -28,8 +28,8 @@ class Listener:
     def note(self, text: str) -> None:
         """A line for the user: about data and model before training, or a warning after it."""
 
-    def tokenized(self, part: str, done: int, total: int) -> None:
-        """So many texts of a part of the data are encoded."""
+    def prepared(self, what: str, done: int, total: int) -> None:
+        """So many texts are done with what is told in words, such as "tokenizing train"."""
 
     def started(self, start: RunStart) -> None:
         """Training begins or goes on."""

@@ -143,7 +143,7 @@ def _encode_texts(
         raise ConfigurationError(f"--max-length {config.max_length}: --model {config.model} needs at least {least}")
     encoded = {}
     for name, part in {"train": data.train, **data.evaluation}.items():
-        report = partial(listener.tokenized, name, total=len(part))
+        report = partial(listener.prepared, f"tokenizing {name}", total=len(part))
         encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
     return PreparedData(encoded.pop("train"), {**encoded}, tokenizer=tokenizer, pairs=pairs, **common)
 

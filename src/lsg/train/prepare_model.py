@@ -7,7 +7,7 @@ from torch import nn
 
 from lsg.errors import ConfigurationError
 from lsg.tasks.encoded import EncodedTexts
-from lsg.tasks.models import load_image_model, load_text_model, select_trained
+from lsg.tasks.models import load_image_model, load_pooled_model, load_text_model, select_trained
 from lsg.tasks.padding import check_padding
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -22,9 +22,7 @@ def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, l
         model = load_image_model(config.model, data.shape)
     else:
         assert data.tokenizer is not None
-        model, new = load_text_model(config.model, data.label_names)
-        if new:
-            listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
+        model = _text_model(config, data.label_names, listener)
         # Decoders find the last token of a text by this number: with another one they would take a padding.
         model.config.pad_token_id = data.tokenizer.pad_token_id
         _check_positions(model, config, data)
@@ -39,6 +37,15 @@ def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, l
     model.to(device)
     if data.shape is not None and device.type == "cuda":
         model.to(memory_format=torch.channels_last)
+    return model
+
+
+def _text_model(config: RunConfig, label_names: tuple[str, ...], listener: Listener) -> nn.Module:
+    if config.pooling != "model":
+        return load_pooled_model(config.model, config.pooling, label_names)
+    model, new = load_text_model(config.model, label_names)
+    if new:
+        listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
     return model
 
 

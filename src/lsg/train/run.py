@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from lsg.errors import ConfigurationError, LsgError, first_line
+from lsg.tasks.pooled import PooledClassifier
 from lsg.train.config import RunConfig
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener
 from lsg.train.precision import choose_device, choose_precision, matmul_precision
 from lsg.train.prepare_data import PreparedData, prepare_data
+from lsg.train.prepare_features import features_once
 from lsg.train.prepare_model import prepare_model
 from lsg.train.result import RunResult
 from lsg.train.training import Training
@@ -48,7 +50,10 @@ def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_ev
     _check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
-        training = Training(config, data, model, device, folder, listener)
+        trained = model
+        if config.trainable == "head" and isinstance(model, PooledClassifier):
+            trained, data = model.head, features_once(config, data, model, device, listener)
+        training = Training(config, data, trained, device, folder, listener, whole=model)
         folder.create(config)
         try:
             rows = training.train(checkpoint_every)

@@ -33,7 +33,10 @@ from lsg.train.tensorboard import TensorBoard
 
 
 class Training:
-    """One run: the constructor makes the model private, `train` trains it, `finish` writes what is kept of it."""
+    """One run: the constructor makes the model private, `train` trains it, `finish` writes what is kept of it.
+
+    whole: the model that is saved; `model` is it, or that part of it which is trained on features (`features_once`).
+    """
 
     def __init__(
         self,
@@ -43,8 +46,9 @@ class Training:
         device: torch.device,
         folder: RunFolder,
         listener: Listener,
+        whole: nn.Module,
     ) -> None:
-        self.config, self.data, self.folder, self.listener = config, data, folder, listener
+        self.config, self.data, self.folder, self.listener, self.whole = config, data, folder, listener, whole
         method = config.make_method()
         private = config.method != "non-private"
         self.noise_dimensions = explain(model, method).dimensions_after if private else 0
@@ -214,10 +218,10 @@ class Training:
 
     def _save_model(self, folder: Path) -> None:
         if self.data.shape is None:
-            save_text_model(folder, self.model, self.data.tokenizer)
+            save_text_model(folder, self.whole, self.data.tokenizer)
         else:
             about = {"task": self.config.task, "label_names": list(self.data.label_names)}
-            save_image_model(folder, self.model, self.config.model, self.data.shape, about)
+            save_image_model(folder, self.whole, self.config.model, self.data.shape, about)
 
 
 def _noise_generator(seed: int, device: torch.device) -> torch.Generator:
