@@ -9,6 +9,7 @@ from lsg.fix import fix
 from lsg.methods import DPSGD, LSG, RGP, NonPrivate, SparseDPSGD
 from lsg.perf import PerfConfig
 from lsg.schedules import Constant, Ramp, SwitchOn
+from lsg.step.averaging import WeightAverage
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Ramp",
     "SparseDPSGD",
     "SwitchOn",
+    "WeightAverage",
     "explain",
     "fix",
     "load_checkpoint",

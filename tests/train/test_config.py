@@ -113,6 +113,8 @@ def test_an_empty_yaml_file_has_no_settings(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed -1 must be 0 or more"),
         ({"delta": 1.0}, "--delta 1.0 must lie between"),
         ({"sparsity": 1.0}, "sparsity=1.0"),
+        ({"warmup": 1.0}, "--warmup 1 must be a share of the steps"),
+        ({"averaging": 1.5}, "--averaging 1.5 must be a share of the steps"),
     ],
 )
 def test_a_bad_value_is_named_by_its_option(settings: dict[str, Any], message: str) -> None:

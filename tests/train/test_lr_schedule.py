@@ -23,6 +23,16 @@ def test_constant_stays() -> None:
     assert share("constant", 9, 10) == 1
 
 
+def test_warm_up_rises_above_zero_and_the_schedule_has_the_rest() -> None:
+    assert [share("linear", step, 8, 0.5) for step in range(9)] == [0.2, 0.4, 0.6, 0.8, 1, 0.75, 0.5, 0.25, 0]
+    assert [share("constant", step, 4, 0.25) for step in range(4)] == [0.5, 1, 1, 1]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "steps"])
+def test_without_warm_up_a_schedule_is_as_it_was(schedule: str) -> None:
+    assert [share(schedule, step, 7, 0.01) for step in range(8)] == [share(schedule, step, 7) for step in range(8)]
+
+
 def test_a_step_without_samples_moves_the_schedule_too() -> None:
     model = nn.Linear(2, 2)
     _, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(

@@ -11,7 +11,7 @@ import pytest
 
 from lsg.train.config import RunConfig
 from lsg.train.run import RunResult, run
-from tests.support.train_runs import DIGITS, CrashAt, CrashError, rows, same, scalars
+from tests.support.train_runs import DIGITS, CrashAt, CrashError, rows, same, scalars, weights
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,33 @@ def test_checkpoints_after_epochs_are_written_when_they_are_worth_it(
     with pytest.raises(CrashError):
         run(DIGITS, tmp_path / "slow", listener=CrashAt(epoch=3))
     assert (tmp_path / "slow" / "checkpoint").exists()
+
+
+def test_averaged_weights_and_a_warm_up_go_on_as_if_nothing_had_stopped(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    config = replace(DIGITS, averaging=0.2, warmup=0.3)
+    whole = run(config, tmp_path / "whole")
+    with pytest.raises(CrashError):
+        run(config, tmp_path / "run", listener=CrashAt(step=5), checkpoint_every=2)
+    run(config, tmp_path / "run", resume=True)
+    same(tmp_path / "run", tmp_path / "whole")
+    assert whole.noise_multiplier == finished[1].noise_multiplier and whole.epsilon == finished[1].epsilon
+
+
+def test_scored_and_saved_weights_are_the_averaged_ones(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
+    averaged = run(replace(DIGITS, averaging=1e-9), tmp_path / "last")  # the last weights, by another way
+    assert averaged.curve == finished[1].curve and weights(tmp_path / "last") == weights(finished[0])
+    run(replace(DIGITS, averaging=1.0), tmp_path / "mean")
+    assert [row["loss"] for row in rows(tmp_path / "mean")] == [row["loss"] for row in rows(finished[0])]
+    assert weights(tmp_path / "mean") != weights(finished[0])
+
+
+def test_a_run_begun_before_a_setting_existed_goes_on(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
+    with pytest.raises(CrashError):
+        run(DIGITS, tmp_path / "run", listener=CrashAt(step=5), checkpoint_every=2)
+    settings = tmp_path / "run" / "config.toml"
+    kept = [line for line in settings.read_text().splitlines() if not line.startswith(("averaging", "warmup"))]
+    settings.write_text("\n".join(kept) + "\n")
+    run(DIGITS, tmp_path / "run", resume=True)
+    same(tmp_path / "run", finished[0])

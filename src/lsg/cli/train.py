@@ -73,6 +73,8 @@ _HELP = {
         "optimizer": f"One of {', '.join(OPTIMIZERS)}.",
         "lr": "Learning rate.",
         "lr_schedule": f"One of {', '.join(LR_SCHEDULES)}.",
+        "warmup": "Share of the steps in which the rate rises, such as 0.1.",
+        "averaging": "Score and save the weights' average over about this share of the steps, such as 0.1; 0: none.",
         "momentum": "Of sgd.",
         "weight_decay": "Of either optimizer.",
         "adam_eps": "Of adam.",

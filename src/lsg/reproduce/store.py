@@ -121,7 +121,8 @@ class Store:
 
 
 def _check_same(place: str, stored: dict[str, Any], config: RunConfig) -> None:
-    wanted = config.to_dict()
+    # Through RunConfig: a result from before a setting existed has that setting's default.
+    stored, wanted = RunConfig.from_dict(stored, place).to_dict(), config.to_dict()
     for key in sorted(stored.keys() | wanted.keys()):
         if stored.get(key) != wanted.get(key):
             raise ConfigurationError(

@@ -26,6 +26,9 @@ class RunConfig:
     data: a local path or a hub name; None takes the task's own source. model: a hub id, a local folder or a zoo name.
     epsilon, noise_multiplier: exactly one of them, neither for non-private.
     lr_schedule: "linear" decays to 0; "steps" divides by 5 at 30, 60 and 80 % of the steps (RGP's CIFAR-10 code).
+    warmup: in that share of the steps the rate rises to lr, from almost 0; the schedule runs over the others.
+    averaging: the model that is scored and saved has the weights' average over about that share of the steps so far,
+        newer ones weighing more; 0 has the last weights. Averages cost no privacy.
     trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
         does; "all" trains everything, "head" the classification head alone.
     pooling: of texts, what the head sees. "model" is the head that transformers adds to the model; "mean" and "first"
@@ -77,6 +80,8 @@ class RunConfig:
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None
+    warmup: float = 0.0
+    averaging: float = 0.0
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -106,6 +111,12 @@ class RunConfig:
         for name in ("weight_decay", "momentum"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be 0 or more, and finite")
+        if not 0 <= self.warmup < 1:
+            raise ConfigurationError(
+                f"--warmup {self.warmup:g} must be a share of the steps, 0 or more and less than 1"
+            )
+        if not 0 <= self.averaging <= 1:
+            raise ConfigurationError(f"--averaging {self.averaging:g} must be a share of the steps, from 0 to 1")
         if not 0 <= self.seed < 2**63:
             raise ConfigurationError(f"--seed {self.seed} must be 0 or more, and less than 2^63")
         if not 0 < self.delta < 1:

@@ -72,7 +72,9 @@ class RunFolder:
         self._was_there = True
 
     def _check_same(self, config: RunConfig) -> None:
-        begun, wanted = read_settings(self.path / "config.toml"), config.to_dict()
+        file = self.path / "config.toml"
+        # Through RunConfig: a run begun before a setting existed has that setting's default.
+        begun, wanted = RunConfig.from_dict(read_settings(file), str(file)).to_dict(), config.to_dict()
         differing = [key for key in sorted(begun.keys() | wanted.keys()) if begun.get(key) != wanted.get(key)]
         if differing:
             told = ", ".join(f"{option(key)} {begun.get(key)} (now {wanted.get(key)})" for key in differing)

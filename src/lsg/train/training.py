@@ -1,6 +1,8 @@
 """One run while it trains: configuration, data and model in, rows of metrics and the folder's files out."""
 
+import contextlib
 import math
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from lsg.errors import ConfigurationError
 from lsg.explain import explain
 from lsg.perf import PerfConfig
 from lsg.sampling.random_sources import fresh_generator
+from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
 from lsg.tasks.models import save_image_model, save_text_model
 from lsg.train.checkpoints import CheckpointWriter
@@ -76,7 +79,8 @@ class Training:
                 **inputs, noise_multiplier=config.noise_multiplier or 0.0
             )
         self.steps = self.loader.logical.plan.steps(config.epochs)
-        self.scheduler = attach_lr_schedule(self.optimizer, config.lr_schedule, self.steps)
+        self.scheduler = attach_lr_schedule(self.optimizer, config.lr_schedule, self.steps, config.warmup)
+        self.average = WeightAverage(self.optimizer, config.averaging) if config.averaging else None
         classifier = Classifier(choose_precision(config.precision, device), device)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
 
@@ -109,7 +113,7 @@ class Training:
                 epochs=self.config.epochs,
                 delta=self.config.delta,
                 loss=self.loss,
-                evaluate=self.evaluation,
+                evaluate=self._score,
                 on_step=self.listener.step,
                 on_epoch=on_epoch,
                 start=start,
@@ -122,6 +126,10 @@ class Training:
 
     def finish(self, rows: list[dict[str, Any]]) -> RunResult:
         """Write model, privacy statement and, last, the result."""
+        with self._averaged():
+            return self._finish(rows)
+
+    def _finish(self, rows: list[dict[str, Any]]) -> RunResult:
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             self.listener.note("WARNING: training diverged, and weights are not finite: try a lower --lr")
         origin = provenance()
@@ -156,6 +164,14 @@ class Training:
         self.folder.drop_checkpoint()
         return result
 
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Within, the model has the weights that are scored and saved."""
+        return contextlib.nullcontext() if self.average is None else self.average.applied()
+
+    def _score(self, model: nn.Module) -> float:
+        with self._averaged():
+            return self.evaluation(model)
+
     def _facts(self) -> DataFacts:
         data, shape = self.data, self.data.shape
         return DataFacts(
@@ -174,6 +190,7 @@ class Training:
             "rows": rows,
             "scheduler": self.scheduler.state_dict(),
             "used": self.data.used,
+            **({} if self.average is None else {"average": self.average.state_dict()}),
         }
 
     def _restore(self) -> tuple[LoopState, list[dict[str, Any]]]:
@@ -187,6 +204,8 @@ class Training:
                 "another way, and cannot go on with these: begin it again in another folder"
             )
         self.scheduler.load_state_dict(extra["scheduler"])
+        if self.average is not None:
+            self.average.load_state_dict(extra["average"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
         return LoopState(**extra["progress"]), extra["rows"]
 
