@@ -172,18 +172,19 @@ def load_tokenizer(name: str) -> Any:
 
 def select_trained(model: nn.Module, trainable: str) -> None:
     """Set which parameters train; see RunConfig.trainable."""
-    head = {id(p) for p in _head_parameters(model)}
+    head = {id(p) for p in head_parameters(model)}
     weights = {id(p) for p in _weight_matrices(model)}
     for parameter in model.parameters():
         in_head = id(parameter) in head
         parameter.requires_grad = {
             "all": True,
+            "bias": in_head or parameter.ndim == 1,
             "head": in_head,
             "paper": in_head or id(parameter) in weights,
         }[trainable]
 
 
-def _head_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+def head_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     """What turns features into logits: all outside of a transformer's encoder, or a zoo model's `head`."""
     encoder_name = getattr(model, "base_model_prefix", None)
     if encoder_name is None:

@@ -15,7 +15,7 @@ from lsg.tasks.pooled import POOLINGS
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
-TRAINABLE = ("paper", "all", "head")
+TRAINABLE = ("paper", "all", "bias", "head")
 POOLING = ("model", *POOLINGS)
 
 
@@ -30,7 +30,8 @@ class RunConfig:
     averaging: the model that is scored and saved has the weights' average over about that share of the steps so far,
         newer ones weighing more; 0 has the last weights. Averages cost no privacy.
     trainable: "paper" trains projectable weights and the head alone, with embeddings, biases and norms frozen, as RGP
-        does; "all" trains everything, "head" the classification head alone.
+        does; "all" trains everything, "bias" biases, norms and the head, "head" the head alone.
+    head_lr: factor on the head's learning rate. A new head has a longer way to go than pretrained weights.
     pooling: of texts, what the head sees. "model" is the head that transformers adds to the model; "mean" and "first"
         are one linear layer on the mean, or the first, of the tokens' vectors (lsg.tasks.pooled).
     head_scale: factor on the head's per-sample gradients before clipping (RGP: 0.1 for text).
@@ -67,6 +68,7 @@ class RunConfig:
     trainable: str = "paper"
     pooling: str = "model"
     head_scale: float = 1.0
+    head_lr: float = 1.0
     max_length: int = 128
     train_limit: float = 0.0
     validation: float = 0.0
@@ -96,7 +98,7 @@ class RunConfig:
         ):
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"{option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
-        for name in ("lr", "max_grad_norm", "head_scale", "adam_eps"):
+        for name in ("lr", "max_grad_norm", "head_scale", "head_lr", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):

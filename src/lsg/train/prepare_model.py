@@ -7,7 +7,13 @@ from torch import nn
 
 from lsg.errors import ConfigurationError
 from lsg.tasks.encoded import EncodedTexts
-from lsg.tasks.models import load_image_model, load_pooled_model, load_text_model, select_trained
+from lsg.tasks.models import (
+    head_parameters,
+    load_image_model,
+    load_pooled_model,
+    load_text_model,
+    select_trained,
+)
 from lsg.tasks.padding import check_padding
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -61,11 +67,21 @@ def _check_positions(model: nn.Module, config: RunConfig, data: PreparedData) ->
             )
 
 
-def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    trained = [p for p in model.parameters() if p.requires_grad]
+def make_optimizer(config: RunConfig, whole: nn.Module) -> torch.optim.Optimizer:
+    """Of all that is trained in the whole model."""
+    trained = [p for p in whole.parameters() if p.requires_grad]
+    groups = _rates(config, whole, trained)
     fused = trained[0].is_cuda
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            trained, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
-        )
-    return torch.optim.AdamW(trained, lr=config.lr, eps=config.adam_eps, weight_decay=config.weight_decay, fused=fused)
+        return torch.optim.SGD(groups, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.AdamW(groups, eps=config.adam_eps, weight_decay=config.weight_decay, fused=fused)
+
+
+def _rates(config: RunConfig, model: nn.Module, trained: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Groups of parameters: one where all have the same learning rate, the head first where it has its own."""
+    head = {id(p) for p in head_parameters(model)} if config.head_lr != 1 else set()
+    groups = [
+        {"params": [p for p in trained if id(p) in head], "lr": config.lr * config.head_lr},
+        {"params": [p for p in trained if id(p) not in head], "lr": config.lr},
+    ]
+    return [group for group in groups if group["params"]]

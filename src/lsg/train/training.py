@@ -59,7 +59,7 @@ class Training:
         self.engine = PrivacyEngine(accountant=config.accountant)
         inputs: dict[str, Any] = {
             "module": model,
-            "optimizer": make_optimizer(config, model),
+            "optimizer": make_optimizer(config, whole),
             "data_loader": as_loader(data.train, config.batch_size),
             "max_grad_norm": config.max_grad_norm,
             "method": method,
