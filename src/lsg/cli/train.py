@@ -206,7 +206,7 @@ class _Bar(Listener):
     def __init__(self, bar: Progress, epochs: int) -> None:
         self._bar, self._epochs, self._batch_size = bar, epochs, 0
         self._task: TaskID | None = None
-        self._epsilon, self._epochs_done, self._measured = "0.00", 0, "loss - (not private)"
+        self._epsilon, self._epochs_done, self._measured = "0.00", 0, ""
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
@@ -245,8 +245,8 @@ class _Bar(Listener):
         self._bar.update(self._task, completed=row["steps"], description=label, state=state)
         if not self._bar.console.is_terminal:
             self._bar.console.print(
-                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, {self._measured}, "
-                f"{row['samples_per_second']:,.0f} samples/s",
+                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, "
+                f"{row['samples_per_second']:,.0f} samples/s, {self._measured}",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -256,17 +256,17 @@ class _Bar(Listener):
 
     def _state(self, steps_per_second: float | None) -> str:
         speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
-        return f"ε {self._epsilon} after epoch {self._epochs_done}  {self._measured}  {speed}/s"
+        return f"ε {self._epsilon} after epoch {self._epochs_done}  {speed}/s  {self._measured}"
 
 
 def _measured(row: dict[str, Any]) -> str:
-    """What an epoch's row tells of the training data, marked."""
+    """What an epoch's row tells of the training data. The mark comes first, as a narrow terminal cuts the end off."""
     known = ["loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"]
     if row["clip_share"] is not None:
         known.append(f"clipped {100 * row['clip_share']:.0f} %")
     if row["noise_norm"]:
         known.append(f"signal/noise {row['signal_norm'] / row['noise_norm']:.2g}")
-    return ", ".join(known) + " (not private)"
+    return f"not private: {', '.join(known)}"
 
 
 def _summary(result: RunResult) -> Table:

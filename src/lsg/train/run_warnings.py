@@ -68,9 +68,9 @@ def _loss_not_finite(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
 
 
 def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
-    """Many runs begin with one answer for everything: this counts from half of the epochs on."""
+    """Many runs begin with one answer for everything, so this counts from half of the run on."""
     last = rows[-1]
-    if last["epoch"] < facts.epochs / 2:
+    if not _half_way(rows, facts):
         return None
     if any(last["scores"][part] > one.told_from for part, one in facts.one_answer.items()):
         return None
@@ -117,8 +117,9 @@ def _nothing_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
 
 
 def _everything_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
+    """Gradients become shorter while a model learns, so this counts from half of the run on."""
     share = _mean(rows, "clip_share")
-    if share is None or share < 1 - FEW:
+    if share is None or share < 1 - FEW or not _half_way(rows, facts):
         return None
     return RunWarning(
         "everything clipped",
@@ -129,6 +130,10 @@ def _everything_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | No
 
 
 _CHECKS = (_loss_not_finite, _score_of_one_answer, _noise_drowns_signal, _nothing_clipped, _everything_clipped)
+
+
+def _half_way(rows: Sequence[Row], facts: RunFacts) -> bool:
+    return bool(rows[-1]["epoch"] >= facts.epochs / 2)
 
 
 def _mean(rows: Sequence[Row], key: str) -> float | None:
