@@ -117,8 +117,8 @@ def _nothing_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
 
 
 def _everything_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
-    """Gradients become shorter while a model learns, so this counts from half of the run on."""
-    share = _mean(rows, "clip_share")
+    """Gradients become shorter while a model learns: the last epoch counts, and from half of the run on."""
+    share = rows[-1].get("clip_share")
     if share is None or share < 1 - FEW or not _half_way(rows, facts):
         return None
     return RunWarning(
