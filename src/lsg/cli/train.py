@@ -101,7 +101,7 @@ def train(
     settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
     result = _run_with_bar(console, settings, output, resume, checkpoint_every)
     for warning in result.warnings:
-        console.print(f"WARNING: {warning}", style="bold yellow", soft_wrap=True, highlight=False)
+        _print_warning(console, warning)
     console.print(_summary(result))
     console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
     console.print(
@@ -211,6 +211,9 @@ class _Bar(Listener):
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
 
+    def warning(self, text: str) -> None:
+        _print_warning(self._bar.console, text)
+
     def tokenized(self, part: str, done: int, total: int) -> None:
         self._bar.start()
         if self._task is None:
@@ -257,6 +260,10 @@ class _Bar(Listener):
     def _state(self, steps_per_second: float | None) -> str:
         speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
         return f"ε {self._epsilon} after epoch {self._epochs_done}  {speed}/s  {self._measured}"
+
+
+def _print_warning(console: Console, text: str) -> None:
+    console.print(f"WARNING: {text}", style="bold yellow", soft_wrap=True, highlight=False)
 
 
 def _measured(row: dict[str, Any]) -> str:

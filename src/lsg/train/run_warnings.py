@@ -15,6 +15,9 @@ Row = dict[str, Any]  # of metrics.jsonl
 FEW = 0.01
 # Standard errors by which a score must be above that of always giving one answer to be told from it.
 ERRORS = 2.0
+# All signals of a run over all its noise: below one half, less than a fifth of the squared length of what moved the
+# weights is signal, at best.
+DROWNED = 0.5
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,13 @@ def _noise_drowns_signal(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
     """In one step noise is longer than the signal in almost every private run that learns: noise fills all dimensions.
 
     Over T steps signals that agree add up to T times one, noise to sqrt(T) times one. So T steps are compared: if
-    even signals that all agree would be shorter than the noise, the weights went where the noise pushed them.
+    even signals that all agree would be much shorter than the noise, the weights went where the noise pushed them.
     """
     signal, noise = _mean(rows, "signal_norm"), _mean(rows, "noise_norm")
     if signal is None or not noise:
         return None
     over_the_run = signal * math.sqrt(facts.steps) / noise
-    if over_the_run >= 1:
+    if over_the_run >= DROWNED:
         return None
     times = f"{1 / over_the_run:.1f} times" if over_the_run > 1e-3 else "more than a thousand times"
     return RunWarning(

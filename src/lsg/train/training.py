@@ -126,7 +126,7 @@ class Training:
         """Tell of what has become clear; told: the names of warnings that were given before."""
         for warning in find_warnings(rows, self.run_facts):
             if warning.name not in told:
-                self.listener.note(f"WARNING: {warning.text}")
+                self.listener.warning(warning.text)
                 told.add(warning.name)
 
     def finish(self, rows: list[dict[str, Any]]) -> RunResult:
