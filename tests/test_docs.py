@@ -18,6 +18,9 @@ import lsg
 from lsg import PerfConfig, PrivacyEngine, losses
 from lsg.cli import app
 from lsg.methods import Method
+from lsg.step.optimizer import PrivateOptimizer
+from lsg.step.signals import StepSignals
+from lsg.train.epoch_signals import EpochSignals
 from lsg.train.loop import Epoch
 
 ROOT = Path(__file__).parents[1]
@@ -144,8 +147,8 @@ def test_every_rule_names_its_tests() -> None:
 
 def test_what_is_not_private_is_said_to_be_so() -> None:
     """Rule 10, where numbers of single samples can be had."""
-    for place in (PrivacyEngine.per_sample_gradients, Epoch):
-        assert "not private" in (place.__doc__ or "")
+    for place in (PrivacyEngine.per_sample_gradients, PrivateOptimizer.signals, StepSignals, EpochSignals, Epoch):
+        assert "not private" in (place.__doc__ or "").lower()
     for word in ("loss", "per-sample gradients", "norms", "clip fractions", "hyperparameters"):
         assert re.search(rf"\*\*Not private:\*\*[^*]*\b{word}\b", README), word
 

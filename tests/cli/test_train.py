@@ -53,10 +53,23 @@ def test_a_run_tells_what_it_did(finished: tuple[Path, str]) -> None:
     assert result["config"]["seed"] == 7 and result["config"]["batch_size"] == 512  # the preset's
     assert 2.9 < result["epsilon"] <= 3.0
     assert f"{100 * result['score']:.2f} %" in shown and "ε = 3.00" in shown
-    assert shown.count("loss") == shown.count("(not private)") > 0
+    assert shown.count("loss") == shown.count("not private: loss") > 0
+    assert shown.count("signal/noise") == shown.count("loss") and "clipped 100 %" in shown
     assert result["privacy"]["statement"] in shown
     assert "scikit-learn digits: 1,437 records for training, 360 for test; labels 0, 1" in shown
     assert "epoch 1: score" in shown and "epoch 2: score" in shown  # not a terminal: lines instead of a bar
+
+
+def test_the_first_line_of_a_bad_result_is_the_warning(tmp_path: Path) -> None:
+    answer = lsg("train", *FAST, "--epsilon", "3", "--max-grad-norm", "1e5", "--output", tmp_path / "run")
+    assert answer.exit_code == 0, answer.output
+    before, result = answer.stdout.split("epoch 2: ")
+    assert before.count("noise drowns the signal") == before.count("nothing is clipped") == 1  # when it was clear
+    lines = [line for line in result.splitlines()[1:] if line.strip() and "━" not in line]
+    assert [line.partition(":")[0] for line in lines[:2]] == ["WARNING", "WARNING"]
+    assert "noise drowns the signal" in result and "nothing is clipped" in result
+    again = lsg("train", "--resume", "--output", tmp_path / "run").stdout
+    assert again.startswith("WARNING: ")
 
 
 def test_resume_needs_no_other_option_and_repeats_nothing(finished: tuple[Path, str]) -> None:

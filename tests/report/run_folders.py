@@ -26,7 +26,7 @@ def write_run(folder: Path, *, complete: bool = True, score: float = 0.9, **sett
 
 def _history(config: dict[str, Any], score: float, epochs: int) -> list[dict[str, Any]]:
     chance = random.Random(f"{config['method']} {config['seed']} {score}")
-    end = config["epochs"]
+    end, private = config["epochs"], config["method"] != "non-private"
     rows = []
     for epoch in range(1, epochs + 1):
         accuracy = 0.5 + (score - 0.5) * (1 - math.exp(-3 * epoch / end)) / (1 - math.exp(-3)) + chance.gauss(0, 0.003)
@@ -37,6 +37,9 @@ def _history(config: dict[str, Any], score: float, epochs: int) -> list[dict[str
                 "steps": 34 * epoch,
                 "epsilon": spent,
                 "loss": 0.7 - 0.4 * accuracy + chance.gauss(0, 0.01),
+                "clip_share": 0.9 - 0.1 * epoch / end if private else None,
+                "signal_norm": 0.02 / epoch if private else None,
+                "noise_norm": 0.3 if private else None,
                 "score": accuracy,
                 "scores": {"dev": accuracy},
                 "lr": 1e-3,
@@ -70,6 +73,7 @@ def _result(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any
         "seconds": 2.5 * len(rows),
         "history": rows,
         "privacy": privacy,
+        "warnings": ["noise drowns the signal"] if rows[-1]["score"] < 0.75 else [],
         "provenance": {"command": "lsg train", "commit": "0123abc", "hardware": {"gpus": ["H200"], "cores": 16}},
     }
 

@@ -1,5 +1,6 @@
 """The page's data: which runs are one setting, their mean and deviation, and what is drawn of them."""
 
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,47 @@ def test_loss_is_marked_as_not_private(tmp_path: Path) -> None:
     (section,) = make_sections(find_runs([tmp_path]))
     chart = _chart(section, "Training loss")
     assert "not private" in chart["title"] and "not private" in chart["y"]["label"]
+
+
+def test_signal_and_noise_are_two_lines_marked_as_not_private(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"seed{seed}", seed=seed)
+    write_run(tmp_path / "plain", method="non-private", epsilon=None)
+    (section,) = make_sections(find_runs([tmp_path]))
+    chart = _chart(section, "Signal against noise")
+    assert "not private" in chart["title"] and "not private" in chart["y"]["label"] and chart["y"]["scale"] == "log"
+    signal, noise = chart["series"]
+    assert signal["label"].endswith(": signal") and noise["label"].endswith(": noise")
+    assert signal["colour"] == noise["colour"] and signal["dash"] != noise["dash"]
+    assert [p["y"] for p in signal["points"]] == pytest.approx([0.02 / epoch for epoch in range(1, 7)])
+    assert {p["y"] for p in noise["points"]} == {0.3}
+    clipped = _chart(section, "Gradients clipped")
+    assert "not private" in clipped["title"] and len(clipped["series"]) == 1
+
+
+def test_a_signal_of_zero_has_no_place_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    for seed, last in enumerate((0.0, 1.0)):
+        run = write_run(tmp_path / f"seed{seed}", seed=seed, complete=False)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows[0]["signal_norm"], rows[1]["signal_norm"] = 0.0, last
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (section,) = make_sections(find_runs([tmp_path]))
+    signal = _chart(section, "Signal against noise")["series"][0]
+    assert [p["x"] for p in signal["points"]] == [2, 3]
+    assert signal["points"][0] == {"x": 2, "y": 0.5, "std": None}  # a band would reach below zero
+
+
+def test_runs_of_older_versions_have_no_signals(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    result = json.loads((run / "result.json").read_text())
+    del result["warnings"]
+    for row in result["history"]:
+        del row["clip_share"], row["signal_norm"], row["noise_norm"]
+    (run / "result.json").write_text(json.dumps(result))
+    (found,) = find_runs([tmp_path])
+    assert found.warnings == ()
+    titles = [chart["title"] for chart in make_charts(make_sections([found])[0])]
+    assert titles and not any("Signal" in title or "clipped" in title for title in titles)
 
 
 def test_a_grid_has_every_chart(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for key in ("task", "model", "method", "rank", "sparsity", "epsilon", "seed", "lr", ATTACK):
         result["config"][key] = ATTACK
     result["privacy"] = {"statement": ATTACK, "caveats": [ATTACK, {ATTACK: [ATTACK]}], ATTACK: {ATTACK: ATTACK}}
-    result["provenance"] = {ATTACK: [ATTACK]}
+    result["provenance"], result["warnings"] = {ATTACK: [ATTACK]}, [ATTACK]
     result["scores"] = {ATTACK: 0.5}
     (run / "result.json").write_text(json.dumps(result))
     (folder / "hostile.html").write_text(render(find_runs([folder / "runs"]), ATTACK))
@@ -70,6 +70,15 @@ def test_tables_say_what_the_runs_did(grid: Path) -> None:
     assert "where the training data are secret, so is this page" in page  # it holds losses and seeds
     assert "No privacy is claimed." in page and "loss (not private)" in page
     assert page.count("<details id=") == 39 and "No privacy statement yet" in page
+
+
+def test_warnings_stand_at_the_top_of_their_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "bad", score=0.6)
+    write_run(tmp_path / "good")
+    page = render(find_runs([tmp_path]), "Two runs")
+    assert "2 runs, 1 with warnings" in page
+    assert re.search(r'<summary>bad · 1 warning</summary><p class="warning">Warning: noise drowns the signal</p>', page)
+    assert "<summary>good</summary><p>The model is" in page
 
 
 def test_hostile_texts_stay_texts(hostile: Path) -> None:

@@ -110,6 +110,10 @@ def test_tensorboard_can_read_its_file(finished: tuple[Path, RunResult]) -> None
     assert {tag for tag, _ in seen} == {
         "privacy/epsilon",
         "not_private/loss",
+        "not_private/clip_share",
+        "not_private/signal_norm",
+        "not_private/noise_norm",
+        "not_private/update_norm",
         "evaluation/score",
         "evaluation/test",
         "training/lr",
@@ -168,17 +172,11 @@ def test_a_seed_repeats_a_run_and_another_does_not(texts: RunConfig, tmp_path: P
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
-    class Notes(Listener):
-        def __init__(self) -> None:
-            self.notes: list[str] = []
-
-        def note(self, text: str) -> None:
-            self.notes.append(text)
-
-    listener = Notes()
     config = replace(DIGITS, method="non-private", epsilon=None, noise_multiplier=None, lr=1e30, epochs=1)
-    run(config, tmp_path / "run", listener=listener)
-    assert any("diverged" in note for note in listener.notes)
+    result = run(config, tmp_path / "run")
+    assert "diverged" in result.warnings[0] and "loss is not finite" in result.warnings[1]
+    released = strict(tmp_path / "run" / "privacy.json")["warnings"]
+    assert "diverged" in released[0] and not any("loss" in warning for warning in released)
 
 
 def test_a_huge_epsilon_has_a_statement() -> None:

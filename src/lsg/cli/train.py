@@ -105,6 +105,8 @@ def train(
     console = Console()
     settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
     result = _run_with_bar(console, settings, output, resume, checkpoint_every)
+    for warning in result.warnings:
+        _print_warning(console, warning)
     console.print(_summary(result))
     console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
     console.print(
@@ -209,10 +211,13 @@ class _Bar(Listener):
     def __init__(self, bar: Progress, epochs: int) -> None:
         self._bar, self._epochs, self._batch_size = bar, epochs, 0
         self._task: TaskID | None = None
-        self._epsilon, self._epochs_done, self._loss = "0.00", 0, "-"
+        self._epsilon, self._epochs_done, self._measured = "0.00", 0, ""
 
     def note(self, text: str) -> None:
         self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
+
+    def warning(self, text: str) -> None:
+        _print_warning(self._bar.console, text)
 
     def prepared(self, what: str, done: int, total: int) -> None:
         self._bar.start()
@@ -242,14 +247,14 @@ class _Bar(Listener):
     def epoch(self, row: dict[str, Any]) -> None:
         assert self._task is not None
         self._epsilon, self._epochs_done = epsilon_text(row["epsilon"]), row["epoch"]
-        self._loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+        self._measured = _measured(row)
         label = self._label(min(row["epoch"] + 1, self._epochs))
         state = self._state(self._bar.tasks[0].speed)
         self._bar.update(self._task, completed=row["steps"], description=label, state=state)
         if not self._bar.console.is_terminal:
             self._bar.console.print(
-                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, loss {self._loss} "
-                f"(not private), {row['samples_per_second']:,.0f} samples/s",
+                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, "
+                f"{row['samples_per_second']:,.0f} samples/s, {self._measured}",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -259,7 +264,21 @@ class _Bar(Listener):
 
     def _state(self, steps_per_second: float | None) -> str:
         speed = f"{steps_per_second * self._batch_size:,.0f}" if steps_per_second else "-"
-        return f"ε {self._epsilon} after epoch {self._epochs_done}  loss {self._loss} [dim](not private)[/]  {speed}/s"
+        return f"ε {self._epsilon} after epoch {self._epochs_done}  {speed}/s  {self._measured}"
+
+
+def _print_warning(console: Console, text: str) -> None:
+    console.print(f"WARNING: {text}", style="bold yellow", soft_wrap=True, highlight=False)
+
+
+def _measured(row: dict[str, Any]) -> str:
+    """What an epoch's row tells of the training data. The mark comes first, as a narrow terminal cuts the end off."""
+    known = ["loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"]
+    if row["clip_share"] is not None:
+        known.append(f"clipped {100 * row['clip_share']:.0f} %")
+    if row["noise_norm"]:
+        known.append(f"signal/noise {row['signal_norm'] / row['noise_norm']:.2g}")
+    return f"not private: {', '.join(known)}"
 
 
 def _summary(result: RunResult) -> Table:

@@ -15,6 +15,8 @@ EPOCH = {"label": "epoch", "format": "whole", "scale": "linear"}
 ACCURACY = {"label": "accuracy, %", "format": "percent", "scale": "linear"}
 EPSILON = {"label": "ε spent", "format": "epsilon", "scale": "linear"}
 LOSS = {"label": "loss (not private)", "format": "plain", "scale": "linear"}
+LENGTH = {"label": "L2 norm (not private)", "format": "plain", "scale": "log"}
+CLIPPED = {"label": "clipped, % (not private)", "format": "percent", "scale": "linear"}
 COLOURS, DASHES = 6, 4  # as many as the page's style and script have
 _FULL = "full"  # the rank of methods that do not project
 # Tuned for each method by itself, so they may differ within one heat map.
@@ -30,12 +32,18 @@ def make_charts(section: Section) -> list[Chart]:
         _against_epsilon(section.settings, styles),
         _epsilon_over_epochs(drawn, styles),
         _over_epochs("Training loss over epochs (not private)", LOSS, drawn, styles, lambda epoch: epoch.loss),
+        _signal_and_noise(drawn, styles),
+        _over_epochs("Gradients clipped over epochs (not private)", CLIPPED, drawn, styles, _clipped_percent),
     ]
     return [chart for chart in charts if chart["series"]] + _heat_maps(section.settings)
 
 
 def _percent(epoch: Epoch) -> float | None:
     return None if epoch.score is None else 100 * epoch.score
+
+
+def _clipped_percent(epoch: Epoch) -> float | None:
+    return None if epoch.clip_share is None else 100 * epoch.clip_share
 
 
 def _styles(settings: Sequence[Setting]) -> dict[str, Style]:
@@ -75,6 +83,24 @@ def _over_epochs(
         if points:
             series.append({"label": _with_count(setting), **styles[setting.label], "points": points})
     return {"kind": "lines", "title": title, "x": EPOCH, "y": axis, "series": series}
+
+
+def _signal_and_noise(settings: Sequence[Setting], styles: dict[str, Style]) -> Chart:
+    """Two lines a setting: the clipped mean of a step, and with another dash the noise on it."""
+    signals = _over_epochs("", LENGTH, settings, styles, lambda epoch: epoch.signal_norm)["series"]
+    noises = _over_epochs("", LENGTH, settings, styles, lambda epoch: epoch.noise_norm)["series"]
+    series = [line | {"label": f"{line['label']}: signal"} for line in signals]
+    series += [line | {"label": f"{line['label']}: noise", "dash": (line["dash"] + 1) % DASHES} for line in noises]
+    for line in series:  # a logarithmic axis has no place for zero
+        above = [point for point in line["points"] if point["y"] > 0]
+        line["points"] = [p | {"std": p["std"] if p["std"] and p["std"] < p["y"] else None} for p in above]
+    return {
+        "kind": "lines",
+        "title": "Signal against noise in a step, over epochs (not private)",
+        "x": EPOCH,
+        "y": LENGTH,
+        "series": [line for line in series if line["points"]],
+    }
 
 
 def _mean_over_epochs(setting: Setting, value: Callable[[Epoch], float | None]) -> list[dict[str, float | None]]:

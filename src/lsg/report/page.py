@@ -65,9 +65,9 @@ def _hash(text: str) -> str:
 
 
 def _about(runs: Sequence[StoredRun]) -> str:
-    incomplete = sum(not run.complete for run in runs)
+    incomplete, warned = sum(not run.complete for run in runs), sum(bool(run.warnings) for run in runs)
     count = f"{len(runs)} run{'s' if len(runs) != 1 else ''}" + (f", {incomplete} incomplete" if incomplete else "")
-    return escape(count)
+    return escape(count + (f", {warned} with warnings (below, with each run's privacy)" if warned else ""))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -168,8 +168,9 @@ def _runs_table(runs: Sequence[StoredRun]) -> str:
 def _details(number: int, run: StoredRun) -> str:
     statement = run.privacy.get("statement")
     caveats = run.privacy.get("caveats")
-    numbers = {key: value for key, value in run.privacy.items() if key not in ("statement", "caveats")}
-    body = [f"<p>{escape(str(statement))}</p>" if statement else f"<p>{escape(_no_statement(run))}</p>"]
+    numbers = {key: value for key, value in run.privacy.items() if key not in ("statement", "caveats", "warnings")}
+    body = [f'<p class="warning">Warning: {escape(warning)}</p>' for warning in run.warnings]
+    body += [f"<p>{escape(str(statement))}</p>" if statement else f"<p>{escape(_no_statement(run))}</p>"]
     if isinstance(caveats, list) and caveats:
         body.append(f"<ul>{''.join(f'<li>{escape(str(caveat))}</li>' for caveat in caveats)}</ul>")
     scores = {part: f"{100 * score:.2f} %" for part, score in run.scores.items()}
@@ -181,7 +182,9 @@ def _details(number: int, run: StoredRun) -> str:
     ):
         if values:
             body.append(f"<h4>{heading}</h4>{_definitions(values)}")
+    count = len(run.warnings)
     state = "" if run.complete else " (incomplete)"
+    state += f" · {count} warning{'s' if count != 1 else ''}" if count else ""
     return f'<details id="run-{number}"><summary>{escape(run.name)}{state}</summary>{"".join(body)}</details>'
 
 

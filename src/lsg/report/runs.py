@@ -17,17 +17,23 @@ _LARGEST = 1e100  # anything beyond is as good as infinite, and its sums would o
 
 @dataclass(frozen=True)
 class Epoch:
-    """A row of a run's history. epsilon: None is infinite. score: a fraction. Numbers that are not finite are None."""
+    """A row of a run's history. epsilon: None is infinite. score: a fraction. Numbers that are not finite are None.
+
+    loss, clip_share and signal_norm are not private. The last three are None in runs of older versions.
+    """
 
     epoch: int
     epsilon: float | None
     score: float | None
     loss: float | None
+    clip_share: float | None = None
+    signal_norm: float | None = None
+    noise_norm: float | None = None
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """complete: it has a result; otherwise the numbers are those of its last epoch so far."""
+    """complete: it has a result; otherwise the numbers are those of its last epoch so far, and it has no warnings."""
 
     name: str
     folder: Path
@@ -41,6 +47,7 @@ class StoredRun:
     history: tuple[Epoch, ...]
     privacy: dict[str, Any]
     provenance: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float | None:
@@ -99,6 +106,7 @@ def _read_complete(folder: Path, name: str) -> StoredRun:
         history=_history([(f"{file}: history row {i}", row) for i, row in enumerate(rows, 1)]),
         privacy=_object(result.get("privacy") or {}, file, "'privacy'"),
         provenance=_object(result.get("provenance") or {}, file, "'provenance'"),
+        warnings=_texts(result, "warnings", file),
     )
 
 
@@ -132,8 +140,15 @@ def _history(rows: Sequence[tuple[Path | str, Any]]) -> tuple[Epoch, ...]:
         number = row.get("epoch")
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ConfigurationError(f"{where}: 'epoch' must be a whole number, not {number!r}")
-        epsilon, loss = _number(row, "epsilon", where), _number(row, "loss", where)
-        epochs[number] = Epoch(number, epsilon, _fraction(row, "score", where), loss)
+        epochs[number] = Epoch(
+            number,
+            epsilon=_number(row, "epsilon", where),
+            score=_fraction(row, "score", where),
+            loss=_number(row, "loss", where),
+            clip_share=_fraction(row, "clip_share", where),
+            signal_norm=_number(row, "signal_norm", where),
+            noise_norm=_number(row, "noise_norm", where),
+        )
     return tuple(epochs[number] for number in sorted(epochs))
 
 
@@ -203,3 +218,10 @@ def _fraction(values: dict[str, Any], key: str, where: Path | str) -> float | No
     if value is not None and not 0 <= value <= 1:
         raise ConfigurationError(f"{where}: '{key}' must be a fraction from 0 to 1, not {value:g}")
     return value
+
+
+def _texts(values: dict[str, Any], key: str, where: Path | str) -> tuple[str, ...]:
+    found = values.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ConfigurationError(f"{where}: '{key}' must be a list of texts")
+    return tuple(found)

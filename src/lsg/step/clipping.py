@@ -24,14 +24,25 @@ _STABILITY = 0.01  # gamma of automatic clipping (Bu et al. 2023): keeps small g
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """The sum of clipped per-sample gradients, one vector for all slots, and its sensitivity."""
+    """The sum of clipped per-sample gradients, one vector for all slots, and its sensitivity.
+
+    units: how many samples are in it. shortened: how many of them the clip made shorter (`step/signals.py`). Neither
+    is private, and no number of the sum depends on them.
+    """
 
     vector: Tensor
     bound: float
+    units: int = 0
+    shortened: Tensor | float = 0.0
 
     def __add__(self, other: "ClippedSum") -> "ClippedSum":
         """Of two parts of one logical batch; a sample is in one of them only, so the larger bound holds for both."""
-        return ClippedSum(self.vector + other.vector, max(self.bound, other.bound))
+        return ClippedSum(
+            self.vector + other.vector,
+            max(self.bound, other.bound),
+            self.units + other.units,
+            self.shortened + other.shortened,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,9 @@ class Clipper:
         blocks = [make_block([parts[i] for i in group]) for group in groups]
         norms_BK = torch.stack([block.row_norms() for block in blocks], dim=1) * loss_scale
         joint_B = torch.linalg.vector_norm(norms_BK, dim=1)
-        factors_BK = self._factors(norms_BK, joint_B, positions or range(len(blocks))) * loss_scale
+        unscaled_BK = self._factors(norms_BK, joint_B, positions or range(len(blocks)))
+        shortened = (unscaled_BK < 1).double().mean(dim=1).sum()
+        factors_BK = unscaled_BK * loss_scale
         # A sample with a NaN or Inf gradient counts as zero (rule 6): its factor is 0, and its entries too, as 0 * NaN
         # is NaN. Which samples these are is decided on the device: no step is skipped and nothing waits for the answer.
         factors_BK = torch.where(joint_B.isfinite().unsqueeze(1), factors_BK, 0.0)
@@ -101,7 +114,7 @@ class Clipper:
         for k, (group, block) in enumerate(zip(groups, blocks, strict=True)):
             total = block.weighted_sum(factors[block.dtype][k])
             sums |= zip(group, total.split([parts[i].shape[1] for i in group]), strict=True)
-        return ClippedSum(torch.cat([sums[i] for i in range(len(parts))]), self.bound)
+        return ClippedSum(torch.cat([sums[i] for i in range(len(parts))]), self.bound, len(joint_B), shortened)
 
     def _factors(self, norms_BK: Tensor, joint_B: Tensor, positions: Sequence[int]) -> Tensor:
         """What each sample's gradient is multiplied with in each slot."""

@@ -11,16 +11,21 @@ from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
 from lsg.step.noise import add_noise
+from lsg.step.signals import StepSignals, measure
 from lsg.step.unit_average import average_units
 
 LossReduction = Literal["mean", "sum"]
 
 
 class GradientSource(Protocol):
-    """Where gradients of a logical batch come from: micro-batch by micro-batch, then released as one."""
+    """Where gradients of a logical batch come from: micro-batch by micro-batch, then released as one.
+
+    signals: what the last release was made of, not private; None before the first, and without clipping and noise.
+    """
 
     loss_reduction: LossReduction
     expected_batch_size: int
+    signals: StepSignals | None
 
     def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
         """Take in the gradients that the last backward pass left, of so many rows if that is known.
@@ -76,6 +81,7 @@ class PrivateGradients:
         self.expected_batch_size = expected_batch_size
         self.noise = noise
         self.sum: ClippedSum | None = None
+        self.signals: StepSignals | None = None
 
     def pending(self) -> bool:
         return self.recorder.pending
@@ -94,12 +100,14 @@ class PrivateGradients:
         self.sum = None
 
     def partial_sum(self) -> dict[str, Any] | None:
-        return None if self.sum is None else {"vector": self.sum.vector, "bound": self.sum.bound}
+        return None if self.sum is None else dict(vars(self.sum))
 
     def load_partial_sum(self, state: dict[str, Any]) -> None:
         slots = self.recorder.ready()  # the subspaces that the sum lives in
         like = next(iter(slots.values()))
-        self.sum = ClippedSum(state["vector"].to(like.parameter.device), state["bound"])
+        device = like.parameter.device
+        tensors = {key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)}
+        self.sum = ClippedSum(**state | tensors)
         self.recorder.hold_subspaces()
 
     @torch.no_grad()
@@ -156,7 +164,9 @@ class PrivateGradients:
         clipped = self.sum if self.sum is not None else self._empty_sum()
         noisy = add_noise(clipped, noise_multiplier, self.noise)
         # Rule 4: the expected batch size, never the actual one.
-        mean = noisy.vector / self.expected_batch_size if self.loss_reduction == "mean" else noisy.vector
+        divisor = self.expected_batch_size if self.loss_reduction == "mean" else 1
+        mean = noisy.vector / divisor
+        self.signals = measure(clipped, noisy, divisor=divisor, mode=self.clipper.mode)
         for slot, gradient in self.recorder.lift(mean):
             parameter = slot.parameter
             if slot.narrow is None:
@@ -194,6 +204,7 @@ class NonPrivateGradients:
         self.loss_reduction: LossReduction = loss_reduction
         self.expected_batch_size = expected_batch_size
         self._sums: list[Tensor] | None = None
+        self.signals: StepSignals | None = None
 
     def pending(self) -> bool:
         return any(p.grad is not None for p in self.parameters)

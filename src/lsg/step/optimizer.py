@@ -15,6 +15,7 @@ from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
 from lsg.step.gradients import GradientSource, PrivateGradients
+from lsg.step.signals import StepSignals
 
 
 class PrivateOptimizer(Optimizer):
@@ -121,6 +122,13 @@ class PrivateOptimizer(Optimizer):
             raise AttributeError(f"max_grad_norms: {self._clipper.mode} clipping has one threshold, max_grad_norm")
         assert isinstance(self.gradients, PrivateGradients)
         return self._clipper.thresholds(len(self.gradients.recorder.slots))
+
+    @property
+    def signals(self) -> StepSignals | None:
+        """What the last logical step was made of: share clipped, lengths of signal, noise and update. NOT private.
+
+        None before the first step, and without privacy."""
+        return self.gradients.signals
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lsg.tasks.encoded import Batch, Encoded, EncodedImages, batches_in_order
 from lsg.train.precision import autocast
+from lsg.train.run_warnings import OneAnswer
 
 _BATCH, _IMAGES_ON_GPU = 512, 2048  # a GPU waits for the CPU with fewer
 
@@ -49,6 +50,13 @@ class Evaluation:
     def __init__(self, classifier: Classifier, parts: dict[str, Encoded]) -> None:
         self._classifier, self._parts = classifier, parts
         self.scores: dict[str, float] = {}
+
+    def one_answer(self) -> dict[str, OneAnswer]:
+        """By part: what a model scores that gives everything the label most frequent there."""
+        return {
+            name: OneAnswer(int(data.labels.bincount().max()) / len(data), len(data))
+            for name, data in self._parts.items()
+        }
 
     def __call__(self, model: nn.Module) -> float:
         self.scores = self._classifier.scores(model, self._parts)

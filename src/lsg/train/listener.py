@@ -26,7 +26,10 @@ class Listener:
     """Receives every event of a run and ignores it. Subclasses override the events that they show."""
 
     def note(self, text: str) -> None:
-        """A line for the user: about data and model before training, or a warning after it."""
+        """A line for the user about data, model or progress."""
+
+    def warning(self, text: str) -> None:
+        """Something is wrong with the run so far. Each is told once; those of the last epoch stand in the result."""
 
     def prepared(self, what: str, done: int, total: int) -> None:
         """So many texts are done with what is told in words, such as "tokenizing train"."""

@@ -6,7 +6,7 @@ It prints nothing and knows no data set; `on_step` and `on_epoch` are where a pr
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lsg.model.inputs import batch_size
 from lsg.sampling.loader import PrivateDataLoader
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.out_of_memory import BackwardInPieces, Loss
+from lsg.train.epoch_signals import EpochSignals, SignalSums
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Epoch:
     score: what `evaluate` returned, or None without it.
     seconds: spent in training steps; neither evaluation nor accounting counts.
     samples: that the epoch drew. lr: the learning rate of the epoch's last step.
+    signals: means over the epoch's steps, not private either; None without privacy or samples.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Epoch:
     seconds: float
     samples: int
     lr: float
+    signals: EpochSignals | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class LoopState:
     samples: int = 0
     seconds: float = 0.0
     lr: float = 0.0
+    signals: dict[str, Any] = field(default_factory=dict)
 
 
 def classification_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -108,6 +112,7 @@ def train(
             seconds=end.seconds,
             samples=end.samples,
             lr=end.lr,
+            signals=SignalSums(**end.signals).mean(),
         )
         history.append(epoch)
         if on_epoch is not None:
@@ -131,7 +136,7 @@ def _rest_of_epoch(
 ) -> LoopState:
     """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete."""
     model.train()
-    steps, samples, lr = now.steps, now.samples, now.lr
+    steps, samples, lr, signals = now.steps, now.samples, now.lr, SignalSums(**now.signals)
     total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
     started = time.perf_counter() - now.seconds
     for batch in loader:
@@ -144,15 +149,16 @@ def _rest_of_epoch(
         samples += size
         if optimizer.stepped:
             steps += 1
+            signals = signals.plus(optimizer.signals)
             if on_step is not None:
                 on_step(steps)
             if save is not None and save_every and steps % save_every == 0:
                 so_far = float(total)  # waits for the device
                 seconds = time.perf_counter() - started
-                save(LoopState(now.epochs, steps, so_far, samples, seconds, lr))
+                save(LoopState(now.epochs, steps, so_far, samples, seconds, lr, signals.read()))
                 started = time.perf_counter() - seconds  # saving is not training
     whole = float(total)  # waits for the device
-    return LoopState(now.epochs, steps, whole, samples, time.perf_counter() - started, lr)
+    return LoopState(now.epochs, steps, whole, samples, time.perf_counter() - started, lr, signals.read())
 
 
 @torch.no_grad()

@@ -134,8 +134,8 @@ def _caveats(config: RunConfig) -> list[str]:
         "compute the noise and take it off again. config.toml and result.json hold it: do not release them where the "
         "data are secret, and do not choose the seed by hand then (without --seed, lsg train draws a secret one). The "
         "generators are torch's own, which are not cryptographic.",
-        "The training loss in metrics.jsonl and tensorboard/ was computed from the training data without noise. It is "
-        "not private and must not be released with the model.",
+        "The training loss, the norms and the shares of clipped gradients in metrics.jsonl and tensorboard/ were "
+        "computed from the training data without noise. They are not private and must not be released with the model.",
         "A folder checkpoint/, if one is left, holds the random streams and the optimizer's state: do not release it.",
         "A record is one row of the training data. A person who contributed several rows is protected less, in "
         "proportion to their number.",

@@ -1,6 +1,6 @@
 """The result of a run, to the values of result.json and back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lsg.errors import ConfigurationError
@@ -9,7 +9,10 @@ from lsg.train.config import RunConfig
 
 @dataclass(frozen=True)
 class RunResult:
-    """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows."""
+    """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows.
+
+    warnings: what is wrong with the run, the gravest first. Not private.
+    """
 
     config: RunConfig
     score: float
@@ -22,6 +25,7 @@ class RunResult:
     history: list[dict[str, Any]]
     privacy: dict[str, Any]
     provenance: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.to_dict()}

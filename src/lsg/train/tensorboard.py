@@ -11,6 +11,10 @@ from lsg.files.atomic import OWNER_ONLY_FOLDER, create_secret, errors_naming
 TAGS = {
     "epsilon": "privacy/epsilon",
     "loss": "not_private/loss",  # of the training data, without noise
+    "clip_share": "not_private/clip_share",
+    "signal_norm": "not_private/signal_norm",
+    "noise_norm": "not_private/noise_norm",  # it would be, but belongs beside the signal
+    "update_norm": "not_private/update_norm",
     "score": "evaluation/score",
     "lr": "training/lr",
     "samples_per_second": "training/samples_per_second",
@@ -41,7 +45,8 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
-        shown = [Summary.Value(tag=tag, simple_value=row[key]) for key, tag in TAGS.items() if row[key] is not None]
+        known = {tag: row.get(key) for key, tag in TAGS.items()}  # rows of older versions have no signals
+        shown = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items() if value is not None]
         parts = [Summary.Value(tag=f"evaluation/{part}", simple_value=score) for part, score in row["scores"].items()]
         event = Event(wall_time=time.time(), step=row["epoch"], summary=Summary(value=shown + parts))
         self._append(event)

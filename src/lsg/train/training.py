@@ -32,6 +32,7 @@ from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
+from lsg.train.run_warnings import RunFacts, RunWarning, find_warnings, not_finite_weights
 from lsg.train.tensorboard import TensorBoard
 
 
@@ -83,6 +84,8 @@ class Training:
         self.average = WeightAverage(self.optimizer, config.averaging) if config.averaging else None
         classifier = Classifier(choose_precision(config.precision, device), device)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
+        one_answer = self.evaluation.one_answer()
+        self.run_facts = RunFacts(self.steps, config.epochs, config.max_grad_norm, one_answer)
 
     def train(self, checkpoint_every: int) -> list[dict[str, Any]]:
         """Train to the end, from the start or from the checkpoint; one row an epoch."""
@@ -96,12 +99,15 @@ class Training:
         )
         self.folder.write_metrics(rows)
         board = TensorBoard(self.folder.tensorboard, rows)
+        told = {warning.name for warning in find_warnings(rows, self.run_facts)}
 
         def on_epoch(epoch: Epoch) -> None:
             rows.append(self._row(epoch))
             self.folder.write_metrics(rows)
             board.write(rows[-1])
             self.listener.epoch(rows[-1])
+            if epoch.number < self.config.epochs:  # the last one's belong to the result
+                self._warn_once(rows, told)
 
         try:
             self.listener.started(self._run_start(start, rows))
@@ -124,14 +130,20 @@ class Training:
             board.close()
         return rows
 
+    def _warn_once(self, rows: list[dict[str, Any]], told: set[str]) -> None:
+        """Tell of what has become clear; told: the names of warnings that were given before."""
+        for warning in find_warnings(rows, self.run_facts):
+            if warning.name not in told:
+                self.listener.warning(warning.text)
+                told.add(warning.name)
+
     def finish(self, rows: list[dict[str, Any]]) -> RunResult:
         """Write model, privacy statement and, last, the result."""
         with self._averaged():
             return self._finish(rows)
 
     def _finish(self, rows: list[dict[str, Any]]) -> RunResult:
-        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
-            self.listener.note("WARNING: training diverged, and weights are not finite: try a lower --lr")
+        warnings = self._final_warnings(rows)
         origin = provenance()
         spent = Spent(
             epsilon=math.inf if rows[-1]["epsilon"] is None else rows[-1]["epsilon"],
@@ -143,7 +155,10 @@ class Training:
             noise_dimensions=self.noise_dimensions,
             trained_parameters=self.trained_parameters,
         )
-        privacy = privacy_statement(self.config, spent, self._facts(), origin["versions"])
+        privacy = {
+            "warnings": [warning.text for warning in warnings if warning.releasable],
+            **privacy_statement(self.config, spent, self._facts(), origin["versions"]),
+        }
         result = RunResult(
             config=self.config,
             score=rows[-1]["score"],
@@ -156,6 +171,7 @@ class Training:
             history=rows,
             privacy=privacy,
             provenance=origin,
+            warnings=[warning.text for warning in warnings],
         )
         self.engine.detach()
         self.folder.write_model(self._save_model)
@@ -171,6 +187,10 @@ class Training:
     def _score(self, model: nn.Module) -> float:
         with self._averaged():
             return self.evaluation(model)
+
+    def _final_warnings(self, rows: list[dict[str, Any]]) -> list[RunWarning]:
+        finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
+        return ([] if finite else [not_finite_weights()]) + find_warnings(rows, self.run_facts)
 
     def _facts(self) -> DataFacts:
         data, shape = self.data, self.data.shape
@@ -210,11 +230,16 @@ class Training:
         return LoopState(**extra["progress"]), extra["rows"]
 
     def _row(self, epoch: Epoch) -> dict[str, Any]:
+        signals = epoch.signals
         return {
             "epoch": epoch.number,
             "steps": len(self.engine.accountant),
             "epsilon": _finite(epoch.epsilon),
             "loss": _finite(epoch.loss),
+            "clip_share": signals and signals.clip_share,
+            "signal_norm": signals and _finite(signals.signal_norm),
+            "noise_norm": signals and signals.noise_norm,
+            "update_norm": signals and _finite(signals.update_norm),
             "score": epoch.score,
             "scores": self.evaluation.scores,
             "lr": epoch.lr,
