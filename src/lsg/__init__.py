@@ -8,6 +8,7 @@ from lsg.explain import explain
 from lsg.fix import fix
 from lsg.methods import DPSGD, LSG, RGP, NonPrivate, SparseDPSGD
 from lsg.perf import PerfConfig
+from lsg.recipes import Recipe, recommend
 from lsg.schedules import Constant, Ramp, SwitchOn
 from lsg.step.averaging import WeightAverage
 
@@ -25,6 +26,7 @@ __all__ = [
     "PrivacyEngine",
     "PrivacyError",
     "Ramp",
+    "Recipe",
     "SparseDPSGD",
     "SwitchOn",
     "WeightAverage",
@@ -32,5 +34,6 @@ __all__ = [
     "fix",
     "load_checkpoint",
     "losses",
+    "recommend",
     "save_checkpoint",
 ]

@@ -23,6 +23,7 @@ from lsg.errors import ConfigurationError
 from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.models import ZOO
+from lsg.train.choose import choose_settings
 from lsg.train.config import (
     LR_SCHEDULES,
     OPTIMIZERS,
@@ -36,7 +37,6 @@ from lsg.train.config import (
 from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
-from lsg.train.presets import preset
 from lsg.train.run import RunResult, run
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
@@ -45,6 +45,7 @@ _HELP = {
         "task": f"One of {', '.join(TASKS)}.",
         "data": "A local path or a hub name. Without it, the task's own source.",
         "model": f"A hub id, a local folder, or one of {', '.join(ZOO)} for images.",
+        "recipe": "auto, or paper: where all comes from that you do not set.",
         "method": f"One of {', '.join(METHODS)}.",
         "text_column": "Of your own texts; guessed without it.",
         "pair_column": "Of the second text of a pair.",
@@ -99,12 +100,12 @@ def train(
 ) -> None:
     """Train a model with differential privacy, on a task of the paper or on your own data.
 
-    Options that are not given come from --config, and what is not there from the task's preset: the paper's
-    values where it has them.
+    Options that are not given come from --config, and what is not there from the recipe: by default one that is
+    chosen for the number of records, ε and the kind of model, and shown before training.
     """
     console = Console()
-    settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
-    result = _run_with_bar(console, settings, output, resume, checkpoint_every)
+    known, source = _known(output, config, resume, {key: value for key, value in given.items() if value is not None})
+    result = _run_with_bar(console, known, source, output, resume, checkpoint_every)
     for warning in result.warnings:
         _print_warning(console, warning)
     console.print(_summary(result))
@@ -158,8 +159,8 @@ train.__signature__ = _signature()  # type: ignore[attr-defined]
 train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
 
 
-def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> RunConfig:
-    """Options before the file, the file before the preset. A resumed run starts from what it was begun with."""
+def _known(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Settings that were given, and where, for errors: options before the file, both before those of a resumed run."""
     begun = output / "config.toml"
     layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
     layers += [] if config is None else [read_settings(config)]
@@ -173,12 +174,13 @@ def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, 
         raise ConfigurationError(f"--resume: {output} holds no run to go on with")
     if "task" not in known:
         raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
-    usual = preset(str(known["task"]), str(known.get("method", RunConfig.method)))
     # A secret seed, as secret data need; the run's config.toml keeps it for --resume.
-    return RunConfig.from_dict({"seed": secrets.randbits(63), **usual, **known}, source)
+    return {"seed": secrets.randbits(63), **known}, source
 
 
-def _run_with_bar(console: Console, config: RunConfig, output: Path, resume: bool, checkpoint_every: int) -> RunResult:
+def _run_with_bar(
+    console: Console, known: dict[str, Any], source: str, output: Path, resume: bool, checkpoint_every: int
+) -> RunResult:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -188,8 +190,14 @@ def _run_with_bar(console: Console, config: RunConfig, output: Path, resume: boo
         TimeRemainingColumn(compact=True),
         console=console,
     )
+    listener = _Bar(bar)
     try:
-        return run(config, output, resume=resume, listener=_Bar(bar, config.epochs), checkpoint_every=checkpoint_every)
+        RunFolder(output).check_place(resume=resume)
+        if resume and (output / "config.toml").is_file():
+            config = RunConfig.from_dict(known, source)  # as it was begun
+        else:
+            config = choose_settings(known, source, listener)
+        return run(config, output, resume=resume, listener=listener, checkpoint_every=checkpoint_every)
     except KeyboardInterrupt:
         folder = RunFolder(output)
         if folder.checkpoint.exists():
@@ -208,8 +216,8 @@ def _run_with_bar(console: Console, config: RunConfig, output: Path, resume: boo
 class _Bar(Listener):
     """A progress bar; where the output is not a terminal, one line an epoch."""
 
-    def __init__(self, bar: Progress, epochs: int) -> None:
-        self._bar, self._epochs, self._batch_size = bar, epochs, 0
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._epochs, self._batch_size = bar, 0, 0
         self._task: TaskID | None = None
         self._epsilon, self._epochs_done, self._measured = "0.00", 0, ""
 
@@ -230,7 +238,7 @@ class _Bar(Listener):
 
     def started(self, start: RunStart) -> None:
         self._batch_size, self._epsilon = start.batch_size, epsilon_text(start.epsilon)
-        self._epochs_done = start.epochs_done
+        self._epochs, self._epochs_done = start.epochs, start.epochs_done
         self.note(
             f"{start.records:,} records, {start.steps:,} steps of about {start.batch_size:,}, noise multiplier "
             f"{start.noise_multiplier:.4g} on {start.noise_dimensions:,} numbers for {start.trained_parameters:,} "

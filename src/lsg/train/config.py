@@ -12,6 +12,7 @@ from lsg.methods import METHODS, Importance, Method, make_method
 from lsg.step.clipping import Clipping
 from lsg.tasks.pooled import POOLINGS
 
+RECIPES = ("auto", "paper")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
 OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
@@ -24,6 +25,7 @@ class RunConfig:
     """One run: task x model x method and every number it depends on. A field's name is its option's, with dashes.
 
     data: a local path or a hub name; None takes the task's own source. model: a hub id, a local folder or a zoo name.
+    recipe: where the settings came from that nobody gave (lsg.train.choose).
     epsilon, noise_multiplier: exactly one of them, neither for non-private.
     lr_schedule: "linear" decays to 0; "steps" divides by 5 at 30, 60 and 80 % of the steps (RGP's CIFAR-10 code).
     warmup: in that share of the steps the rate rises to lr, from almost 0; the schedule runs over the others.
@@ -46,6 +48,7 @@ class RunConfig:
 
     task: str
     model: str
+    recipe: str = "paper"
     method: str = "lsg"
     data: str | None = None
     rank: int = 8
@@ -87,6 +90,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name, known in (
+            ("recipe", RECIPES),
             ("method", tuple(METHODS)),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),

@@ -53,6 +53,13 @@ class RunFolder:
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
+        self.check_place(resume=resume)
+        if (self.path / "config.toml").is_file():
+            self._check_same(config)
+            self._was_there = True
+
+    def check_place(self, *, resume: bool) -> None:
+        """What can be said of the folder before a run's settings are known."""
         existing = self.path
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
@@ -68,8 +75,6 @@ class RunFolder:
             raise ConfigurationError(
                 f"--output {self.path} holds a run already: go on with it by --resume, or choose another folder"
             )
-        self._check_same(config)
-        self._was_there = True
 
     def _check_same(self, config: RunConfig) -> None:
         file = self.path / "config.toml"

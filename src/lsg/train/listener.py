@@ -6,13 +6,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunStart:
-    """What is known when training begins or goes on. steps: of the whole run.
+    """What is known when training begins or goes on. steps, epochs: of the whole run.
 
     steps_done, epochs_done, epsilon: where a resumed run stands; 0 for a new one. epsilon: None is infinite.
     """
 
     records: int
     steps: int
+    epochs: int
     steps_done: int
     epochs_done: int
     epsilon: float | None

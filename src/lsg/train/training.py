@@ -251,6 +251,7 @@ class Training:
         return RunStart(
             records=len(self.data.train),
             steps=self.steps,
+            epochs=self.config.epochs,
             steps_done=start.steps,
             epochs_done=start.epochs,
             epsilon=rows[-1]["epsilon"] if rows else 0.0,

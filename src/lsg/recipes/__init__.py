@@ -1,0 +1,51 @@
+"""`lsg.recommend`: number of records, ε and the model in, a recipe out. `lsg train --recipe auto` uses the same rule."""
+
+import math
+
+from torch import nn
+
+from lsg.accounting.budget import safe_delta
+from lsg.errors import ConfigurationError
+from lsg.files.plain_numbers import plain
+from lsg.recipes.images import image_recipe
+from lsg.recipes.recipe import Recipe, is_transformer
+from lsg.recipes.text import text_recipe
+
+KINDS = ("text", "image")
+
+__all__ = ["KINDS", "Recipe", "recommend"]
+
+
+def recommend(
+    model: nn.Module | None = None,
+    *,
+    records: int,
+    epsilon: float,
+    delta: float | None = None,
+    task: str | None = None,
+) -> Recipe:
+    """What to train, and how, for this many records at this ε: the choice that did best in our studies.
+
+    records: training records, or persons with `unit_of`. delta: without it a tenth of 1/records, or less. task: "text"
+    (a pretrained model of transformers) or "image" (a network from scratch); without it the model tells.
+    It looks at no record, so it costs no privacy.
+
+        recipe = lsg.recommend(model, records=len(data), epsilon=3.0)
+        print(recipe)
+        engine.make_private_with_epsilon(module=model, optimizer=..., data_loader=..., **recipe.arguments())
+    """
+    records, epsilon, delta = plain(records), plain(epsilon), plain(delta)
+    if not isinstance(records, int) or records < 2:
+        raise ConfigurationError(f"records={records!r} must be a whole number of at least 2")
+    if not isinstance(epsilon, int | float) or not 0 < epsilon < math.inf:
+        raise ConfigurationError(f"epsilon={epsilon!r} must be positive and finite")
+    if delta is not None and not 0 < delta < 1 / records:
+        raise ConfigurationError(f"delta={delta!r} must be above 0 and below 1/records = {1 / records:.3g}")
+    if task is None:
+        if model is None:
+            raise ConfigurationError(f"recommend needs a model, or task=, one of {', '.join(KINDS)}")
+        task = "text" if is_transformer(model) else "image"
+    if task not in KINDS:
+        raise ConfigurationError(f"task={task!r} must be one of {', '.join(KINDS)}")
+    rule = text_recipe if task == "text" else image_recipe
+    return rule(records, epsilon, safe_delta(records) if delta is None else delta)

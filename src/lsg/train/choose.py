@@ -1,0 +1,84 @@
+"""Settings that a user gave in, all settings of a run out: what was not given comes from a recipe.
+
+--recipe auto reads the data first: how many records there are decides what can be learnt at this ε. --recipe paper
+takes the paper's settings.
+"""
+
+from typing import Any
+
+from lsg.accounting.budget import safe_delta
+from lsg.methods import METHODS
+from lsg.recipes import Recipe, recommend
+from lsg.tasks.catalog import TASKS, check_task
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+from lsg.train.precision import choose_device
+from lsg.train.prepare_data import prepare_data
+from lsg.train.presets import preset
+
+# Tokens computed at once. A CPU's caches hold few.
+TOKENS = {"cpu": 2048, "cuda": 16384}
+_ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
+_OWN_DATA = ("text", "images")  # tasks without a δ that the literature has agreed on
+
+
+def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> RunConfig:
+    """given: fields of RunConfig by name, all of them where a run goes on. source: of them, for errors.
+
+    Tells the listener what was chosen, and why.
+    """
+    task, recipe = str(given["task"]), str(given.get("recipe", "auto"))
+    check_task(task)
+    usual = preset(task, str(given.get("method", RunConfig.method)))
+    config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
+    if recipe == "paper" or config.method == "non-private":
+        return config
+    chosen = recipe_for(config, records=len(prepare_data(config, choose_device(config.device), _Quiet(listener)).train))
+    fields = recipe_fields(chosen)
+    if task not in _OWN_DATA:
+        del fields["delta"]
+    if fields["model"] is None:
+        del fields["model"]
+    overruled = sorted(fields.keys() & given.keys())
+    listener.note(str(chosen) + (f"\n  given, and kept: {', '.join(overruled)}" if overruled else ""))
+    return RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
+
+
+def recipe_for(config: RunConfig, records: int) -> Recipe:
+    """The recommended recipe for a task; a batch that was given is one of its records."""
+    delta = safe_delta(records) if config.task in _OWN_DATA else min(config.delta, safe_delta(records))
+    kind = TASKS[config.task].kind
+    return recommend(records=records, epsilon=config.epsilon or _ASSUMED_EPSILON, delta=delta, task=kind)
+
+
+def recipe_fields(recipe: Recipe) -> dict[str, Any]:
+    """As fields of RunConfig."""
+    names = {known.kind: name for name, known in METHODS.items()}
+    method = {
+        "method": names[type(recipe.method)],
+        "rank": recipe.method.rank or RunConfig.rank,
+        "sparsity": recipe.method.sparsity or RunConfig.sparsity,
+        "head_scale": recipe.method.head_scale,
+    }
+    same = (
+        "model delta trainable pooling clipping max_grad_norm optimizer lr head_lr lr_schedule warmup momentum "
+        "weight_decay batch_size epochs averaging views"
+    )
+    return method | {name: getattr(recipe, name) for name in same.split()}
+
+
+def _machine(config: RunConfig) -> dict[str, Any]:
+    """What suits the device; none of it changes a result by more than rounding."""
+    if TASKS[config.task].kind != "text":
+        return {}
+    return {"max_physical_tokens": TOKENS[choose_device(config.device).type]}
+
+
+class _Quiet(Listener):
+    """Shows progress of preparing data, and leaves their description to the run itself."""
+
+    def __init__(self, shown: Listener) -> None:
+        self._shown = shown
+
+    def prepared(self, what: str, done: int, total: int) -> None:
+        self._shown.prepared(what, done, total)
