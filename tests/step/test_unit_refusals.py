@@ -92,6 +92,17 @@ def test_rows_that_are_not_all_views_are_refused() -> None:
         optimizer.step()
 
 
+def test_a_batch_that_lost_a_record_on_the_way_is_refused() -> None:
+    """A collate function that drops one would move all records after it into other units."""
+    model = network()
+    _, optimizer, loader = private(model, DPSGD(), unit_of=IDS, views=2, batch_size=13)
+    for x, y, _ in loader:
+        loss(model, views_of(x[1:], 2), y[1:].repeat_interleave(2)).backward()
+        with pytest.raises(PrivacyError, match=r"24 records, which with views=2 are 48 rows, but .* 46 samples"):
+            optimizer.step()
+        break
+
+
 def test_batches_from_elsewhere_have_views_but_no_ids() -> None:
     model = network()
     _, optimizer, _ = private(model, DPSGD(), views=3, loss_reduction="sum", max_grad_norm=1e-3)
