@@ -87,8 +87,7 @@ def main(seeds: int, units: bool) -> None:
     started = time.perf_counter()
     unit = UNITS if units else ONE_RECORD
     shape = asdict(unit) if units else {}
-    faults = BROKEN | BROKEN_UNITS if units else BROKEN
-    batch_faults = BROKEN_BATCHES | BROKEN_UNIT_BATCHES if units else BROKEN_BATCHES
+    faults, batch_faults = (BROKEN_UNITS, BROKEN_UNIT_BATCHES) if units else (BROKEN, BROKEN_BATCHES)
     settings = list(product(PRIVATE_METHODS, CLIPPINGS, range(seeds)))
     alpha = (1 - CONFIDENCE) / (len(settings) + seeds)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
