@@ -80,10 +80,11 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
     epsilon = epsilon_text(spent.epsilon)
     times = f"{math.exp(float(epsilon)):.3g} times" if float(epsilon) < math.log(1000) else f"e^{epsilon} times"
     whom, noun = spent.protected, spent.protected.noun
+    without = "without it" if whom.persons is None else "without them"
     return (
         f"This model was trained on {whom.counted} with ({epsilon}, {config.delta:g})-differential privacy. "
         f"{_meaning(whom)}: whatever somebody computes from the released weights, its probability with the {noun} in "
-        f"the data is at most {times} its probability without it, and the other way round, but for events of total "
+        f"the data is at most {times} its probability {without}, and the other way round, but for events of total "
         f"probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was achieved "
         f"by {spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} {noun}s "
         f"(every {noun} independently with probability {spent.sample_rate:.4g}{_with_records(whom)}), by limiting each "
