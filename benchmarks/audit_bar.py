@@ -1,16 +1,18 @@
 """Bar: 20 seeds of every method and clipping mode pass the white-box audit with a bound of at least 0.7 of the claim;
-every broken engine is flagged. Writes results/audit/bar.json.
+every broken engine is flagged. Writes results/audit/bar.json, or units.json where canaries are whole units.
 
-    python benchmarks/audit_bar.py [SEEDS]
+    python benchmarks/audit_bar.py [SEEDS] [--units]
 
 All bounds of all audits hold together with 99.9 %: an intact engine fails here once in a thousand times at most.
 """
 
+import argparse
 import json
 import multiprocessing
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from tests.support import broken
 
 from lsg.audit.batches import audit_batches
 from lsg.audit.report import CLIPPINGS, audited_method
+from lsg.audit.rig import ONE_RECORD, UnitShape
 from lsg.audit.white_box import audit_step
 from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping
@@ -36,15 +39,37 @@ BROKEN = {
     "noise divided by the batch size twice": (broken.noise_divided_by_the_batch_size_twice, PRIVATE_METHODS),
     "half the noise": (broken.half_the_noise, PRIVATE_METHODS),
 }
+UNITS = UnitShape(records=3, views=2)
+BROKEN_UNITS = {
+    "each row of a unit clipped by itself": (broken.each_record_of_a_unit_clipped_by_itself, PRIVATE_METHODS),
+    "noise for one of three records": (broken.noise_for_one_of_three_records, PRIVATE_METHODS),
+}
+BROKEN_BATCHES = {"shuffled batches accounted as Poisson": broken.shuffled_but_accounted_as_poisson}
+BROKEN_UNIT_BATCHES = {
+    "a unit drawn with any of its records": broken.a_unit_drawn_with_any_of_its_records,
+    "records of a unit drawn one by one": broken.records_of_a_unit_drawn_one_by_one,
+}
 
 
 def step(
-    method: str, clipping: Clipping, seed: int, alpha: float, damage: AbstractContextManager[None] | None = None
+    method: str,
+    clipping: Clipping,
+    seed: int,
+    alpha: float,
+    unit: UnitShape,
+    damage: AbstractContextManager[None] | None = None,
 ) -> dict[str, Any]:
     torch.set_num_threads(1)
     with damage or nullcontext():
         found = audit_step(
-            audited_method(method), clipping, epsilon=EPSILON, delta=DELTA, trials=TRIALS, seed=seed, alpha=alpha
+            audited_method(method),
+            clipping,
+            epsilon=EPSILON,
+            delta=DELTA,
+            trials=TRIALS,
+            seed=seed,
+            alpha=alpha,
+            unit=unit,
         )
     return {
         "method": method,
@@ -58,21 +83,25 @@ def step(
     }
 
 
-def main(seeds: int) -> None:
+def main(seeds: int, units: bool) -> None:
     started = time.perf_counter()
+    unit = UNITS if units else ONE_RECORD
+    shape = asdict(unit) if units else {}
+    faults, batch_faults = (BROKEN_UNITS, BROKEN_UNIT_BATCHES) if units else (BROKEN, BROKEN_BATCHES)
     settings = list(product(PRIVATE_METHODS, CLIPPINGS, range(seeds)))
     alpha = (1 - CONFIDENCE) / (len(settings) + seeds)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        intact = pool.starmap(step, [(*setting, alpha) for setting in settings], chunksize=1)
-    batches = [audit_batches(epochs=SAMPLED_EPOCHS, seed=seed, alpha=alpha).violations for seed in range(seeds)]
+        intact = pool.starmap(step, [(*setting, alpha, unit) for setting in settings], chunksize=1)
+    sampled: dict[str, Any] = {"epochs": SAMPLED_EPOCHS, "alpha": alpha, "unit": unit}
+    batches = [audit_batches(seed=seed, **sampled).violations for seed in range(seeds)]
     damaged = [
-        {"damage": name, **step(method, "flat", 0, alpha, damage())}
-        for name, (damage, methods) in BROKEN.items()
+        {"damage": name, **step(method, "flat", 0, alpha, unit, damage())}
+        for name, (damage, methods) in faults.items()
         for method in methods
     ]
-    with broken.shuffled_but_accounted_as_poisson():
-        shuffled = audit_batches(epochs=SAMPLED_EPOCHS, seed=0, alpha=alpha).violations
-    damaged.append({"damage": "shuffled batches accounted as Poisson", "violations": shuffled})
+    for name, damage in batch_faults.items():
+        with damage():
+            damaged.append({"damage": name, "violations": audit_batches(seed=0, **sampled).violations})
     ratios = [row["ratio"] for row in intact]
     summary = {
         "audits": len(intact),
@@ -86,14 +115,21 @@ def main(seeds: int) -> None:
     }
     document = {
         "provenance": provenance(),
-        "plan": {"confidence": CONFIDENCE, "epsilon": EPSILON, "delta": DELTA, "trials": TRIALS, "seeds": seeds},
+        "plan": {
+            "confidence": CONFIDENCE,
+            "epsilon": EPSILON,
+            "delta": DELTA,
+            "trials": TRIALS,
+            "seeds": seeds,
+            **shape,
+        },
         "false_alarm_rate_of_an_audit": alpha,
         "summary": summary,
         "intact": intact,
         "batches": batches,
         "broken": damaged,
     }
-    path = Path(__file__).parents[1] / "results" / "audit" / "bar.json"
+    path = Path(__file__).parents[1] / "results" / "audit" / ("units.json" if units else "bar.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(summary))
@@ -106,4 +142,8 @@ def main(seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seeds", type=int, nargs="?", default=20)
+    parser.add_argument("--units", action="store_true")
+    arguments = parser.parse_args()
+    main(arguments.seeds, arguments.units)

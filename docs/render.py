@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -20,7 +21,7 @@ from lsg.train.presets import preset
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results" / "reproduce" / "cpu-minutes"
 GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
-AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
+AUDITS = DOCS.parent / "results" / "audit"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 BENCH = DOCS.parent / "results" / "bench"
@@ -169,9 +170,9 @@ def clip_study() -> str:
     return "\n".join(lines)
 
 
-def audited() -> str:
+def audited(name: str) -> str:
     """How close the white-box bound came to the claim, by method and clipping, over all seeds."""
-    bar = json.loads(AUDIT_BAR.read_text())
+    bar = json.loads((AUDITS / name).read_text())
     summary, ratios = bar["summary"], {}
     for audit in bar["intact"]:
         ratios.setdefault(audit["method"], {}).setdefault(audit["clipping"], []).append(audit["ratio"])
@@ -249,7 +250,7 @@ def _demoted(page: str) -> str:
 
 
 PARTS = {
-    "audit.md": {"bar": audited},
+    "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {

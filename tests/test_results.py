@@ -1,5 +1,6 @@
 """What is published under results/: few files, each run with where it comes from, tables that follow from the runs."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,23 @@ def test_every_run_says_where_it_comes_from(file: Path) -> None:
         origin = record["provenance"]
         assert origin["command"] and origin["commit"], name
         assert origin["versions"]["torch"] and origin["hardware"]["cpu"], name
+
+
+@pytest.mark.parametrize("name", ["kills.json", "units.json"])
+def test_the_stored_kills_are_two_hundred_of_committed_code(name: str) -> None:
+    found = json.loads((RESULTS / "kills" / name).read_text())
+    assert found["kills"] >= 200 and not found["provenance"]["modified"]
+    assert ("unit_of" in found.get("options", {})) == (name == "units.json")
+
+
+@pytest.mark.parametrize("name", ["bar.json", "units.json"])
+def test_the_stored_audits_flag_all_that_is_broken_and_nothing_else(name: str) -> None:
+    found = json.loads((RESULTS / "audit" / name).read_text())
+    summary = found["summary"]
+    assert summary["intact_consistent"] == summary["intact_in_all"] and summary["largest_ratio"] <= 1
+    assert summary["broken_flagged"] == summary["broken_in_all"] and not found["provenance"]["modified"]
+    units = {"records": 3, "views": 2} if name == "units.json" else {}
+    assert {key: found["plan"][key] for key in ("records", "views") if key in found["plan"]} == units
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -18,7 +18,7 @@ from lsg.accounting import create_accountant, epsilon_of
 from lsg.accounting.ledger import FRESH, Ledger, fingerprint, seal
 from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import Target
-from tests.support.small_run import BATCH, N, Training, network, stop_at
+from tests.support.small_run import BATCH, UNITS, N, Training, network, stop_at
 from tests.support.soak import soak
 
 RATE, SIGMA = BATCH / N, 0.8
@@ -280,8 +280,9 @@ def test_the_fingerprint_sees_every_bit() -> None:
         assert fingerprint(changed) != known
 
 
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    assert soak(tmp_path, kills=10)["kills"] >= 10
+@pytest.mark.parametrize("options", [{}, UNITS], ids=["records", "units"])
+def test_kills_at_random_moments_change_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert soak(tmp_path, kills=10, **options)["kills"] >= 10
 
 
 # --- the target -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,17 @@ def test_a_broken_engine_fails_the_command(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "audit.json").read_text())["verdict"] == "VIOLATION"
 
 
+def test_units_are_attacked_as_a_whole(tmp_path: Path) -> None:
+    units = ["--records-per-unit", "3", "--views", "2", "--output", str(tmp_path)]
+    ran = CliRunner().invoke(app, [*QUICK, *units], env={"COLUMNS": "200"})
+    assert ran.exit_code == 0 and "units of 3 records in 2 views" in ran.output, ran.output
+    document = json.loads((tmp_path / "audit.json").read_text())
+    assert document["plan"]["records_per_unit"] == 3 and document["audits"][0]["batches"]["torn_units"] == 0
+    with broken.each_record_of_a_unit_clipped_by_itself():
+        ran = CliRunner().invoke(app, [*QUICK, *units])
+    assert ran.exit_code == 1 and "moves the clipped sum by 6 times C" in ran.output
+
+
 def test_one_run_mode(tmp_path: Path) -> None:
     options = ["--mode", "one-run", "--canaries", "40", "--epochs", "1", "--output", str(tmp_path)]
     ran = CliRunner().invoke(app, ["audit", *options])
@@ -50,6 +61,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (["--delta", "0.5"], "delta=0.5"),
         (["--trials", "1"], "trials=1"),
         (["--confidence", "1"], "confidence=1"),
+        (["--records-per-unit", "0"], "records_per_unit=0 must be at least 1"),
+        (["--views", "0"], "views=0 must be at least 1"),
     ):
         ran = CliRunner().invoke(app, ["audit", *options, "--output", str(tmp_path)])
         assert ran.exit_code == 2 and ran.output.count("\n") == 1 and culprit in ran.output

@@ -308,6 +308,10 @@ def test_a_state_of_other_units_is_refused_and_one_without_units_knows_nothing_o
     private(network(), DPSGD(), unit_of=renamed)[0].load_state_dict(state)  # the same units
     with pytest.raises(ConfigurationError, match="unit_of="):
         private(network(), DPSGD(), unit_of=[*IDS[:-1], 0])[0].load_state_dict(state)
+    with pytest.raises(ConfigurationError, match=r"max_records_per_unit=None, but .* max_records_per_unit=2"):
+        private(network(), DPSGD(), unit_of=IDS, max_records_per_unit=2)[0].load_state_dict(state)
+    with pytest.raises(ConfigurationError, match=r"records=13, but this engine was made with records=24"):
+        private(network(), DPSGD())[0].load_state_dict(state)
 
 
 def test_tokens_and_lengths_keep_units_whole() -> None:

@@ -11,6 +11,8 @@ import torch
 from lsg.parameters.slot import Slot
 from lsg.parameters.stack import Stack
 from lsg.sampling.poisson_batches import LogicalBatches
+from lsg.sampling.random_sources import NoiseSource
+from lsg.sampling.units import Units
 from lsg.step.clipping import ClippedSum, Clipper
 from lsg.step.gradients import PrivateGradients
 from lsg.step.noise import add_noise
@@ -99,6 +101,46 @@ def shuffled_but_accounted_as_poisson() -> Iterator[None]:
         return list(torch.randperm(self.plan.records).chunk(count))
 
     with patch.object(LogicalBatches, "_draw", draw):
+        yield
+
+
+@contextmanager
+def each_record_of_a_unit_clipped_by_itself() -> Iterator[None]:
+    """The rows of a unit are not averaged, so that each of them reaches C."""
+    with patch("lsg.step.gradients.average_units", lambda part, unit_rows: part):
+        yield
+
+
+@contextmanager
+def noise_for_one_of_three_records() -> Iterator[None]:
+    """As if a unit's three records shared the noise, too."""
+    with _noise(lambda clipped, noisy, gradients: clipped + (noisy - clipped) / 3):
+        yield
+
+
+@contextmanager
+def a_unit_drawn_with_any_of_its_records() -> Iterator[None]:
+    """Records are drawn at the rate that the accountant knows, and the unit of each comes with it."""
+
+    def draw(self: LogicalBatches, count: int) -> list[torch.Tensor]:
+        rate, sizes = self.plan.sample_rate, [len(own) for own in self.units._records]
+        steps = [[bool((self.source.uniform(size) < rate).any()) for size in sizes] for _ in range(count)]
+        return [torch.tensor(drawn).nonzero().flatten() for drawn in steps]
+
+    with patch.object(LogicalBatches, "_draw", draw):
+        yield
+
+
+@contextmanager
+def records_of_a_unit_drawn_one_by_one() -> Iterator[None]:
+    """A unit that was drawn comes with some of its records, whichever those are."""
+    records_of = Units.records_of
+
+    def some(self: Units, unit: int, source: NoiseSource) -> list[int]:
+        whole = records_of(self, unit, source)
+        return whole[: 1 + int(source.uniform(1) * len(whole))]
+
+    with patch.object(Units, "records_of", some):
         yield
 
 

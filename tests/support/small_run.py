@@ -14,6 +14,13 @@ from lsg import DPSGD, LSG, RGP, NonPrivate, PrivacyEngine, Ramp, SparseDPSGD
 from lsg.methods import Method
 
 N, BATCH, PHYSICAL, EPOCHS = 24, 4, 2, 3
+# Persons of two or three records, of which at most two enter a step, and two views of each record.
+UNITS: dict[str, Any] = {
+    "unit_of": [record * record % 17 for record in range(N)],
+    "max_records_per_unit": 2,
+    "views": 2,
+    "max_physical_batch_size": 6,
+}
 
 METHODS: dict[str, Method] = {
     "lsg": LSG(rank=2, sparsity=0.5, importance="random", schedule=Ramp(2, 9)),
@@ -42,6 +49,7 @@ class Training:
             torch.manual_seed(0)
             self.model: nn.Module = options.pop("model", None) or network(24)
         self.engine = PrivacyEngine(accountant=options.pop("accountant", "rdp"), **options.pop("engine", {}))
+        self.views = options.get("views", 1)
         settings: dict[str, Any] = {
             "noise_multiplier": 0.0 if method == "nonprivate" else 0.8,
             "max_grad_norm": 1.0,
@@ -68,6 +76,9 @@ class Training:
         """Train; stops after each micro-batch, and after each epoch."""
         while self.loader.epoch < EPOCHS:
             for x, y in self.loader:
+                if self.views > 1:  # random ones, from the stream of dropout
+                    x, y = x.repeat_interleave(self.views, 0), y.repeat_interleave(self.views)
+                    x = x + 0.1 * torch.randn_like(x)
                 loss = F.cross_entropy(self.model(x), y)
                 loss.backward()
                 self.optimizer.step()

@@ -17,11 +17,13 @@ PROCESSES = multiprocessing.get_context("forkserver")  # children begin with all
 PROCESSES.set_forkserver_preload(["tests.support.small_run", "dp_accounting.rdp"])
 
 
-def train(folder: Path) -> None:
-    """Train to the end from wherever the folder stands, with checkpoints at random moments; then write the result."""
+def train(folder: Path, options: dict[str, Any]) -> None:
+    """Train to the end from wherever the folder stands, with checkpoints at random moments; then write the result.
+
+    options: of `Training`."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    training = Training(engine={"ledger": folder / "ledger"})
+    training = Training(engine={"ledger": folder / "ledger"}, **options)
     checkpoint = folder / "run.ckpt"
     if checkpoint.exists():
         training.load(checkpoint)
@@ -36,9 +38,9 @@ def train(folder: Path) -> None:
     os.replace(folder / "result.tmp", folder / "result.json")
 
 
-def finished(folder: Path, patience: float | None = None) -> bool:
+def finished(folder: Path, options: dict[str, Any], patience: float | None = None) -> bool:
     """Let a process train; kill it when the patience is over. Returns whether it came to its end."""
-    process = PROCESSES.Process(target=train, args=(folder,))
+    process = PROCESSES.Process(target=train, args=(folder, options))
     process.start()
     process.join(patience)
     killed = process.is_alive()
@@ -49,13 +51,15 @@ def finished(folder: Path, patience: float | None = None) -> bool:
     return not killed
 
 
-def soak(folder: Path, kills: int, *, seed: int = 0) -> dict[str, Any]:
-    """Kill at least so often, over as many runs as it takes; each run must end as the undisturbed one did."""
+def soak(folder: Path, kills: int, *, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """Kill at least so often, over as many runs as it takes; each run must end as the undisturbed one did.
+
+    options: of `Training`, such as UNITS."""
     choose = random.Random(seed)
     for name in ("first", "whole"):  # the first one also waits for the imports
         (folder / name).mkdir()
         start = time.perf_counter()
-        assert finished(folder / name)
+        assert finished(folder / name, options)
     longest = 0.7 * (time.perf_counter() - start)
     wanted = json.loads((folder / "whole" / "result.json").read_text())
     assert json.loads((folder / "first" / "result.json").read_text()) == wanted
@@ -63,7 +67,7 @@ def soak(folder: Path, kills: int, *, seed: int = 0) -> dict[str, Any]:
     while done < kills:
         run = folder / f"run-{runs}"
         run.mkdir()
-        while not finished(run, choose.uniform(0, longest)):
+        while not finished(run, options, choose.uniform(0, longest)):
             done += 1
         runs += 1
         assert json.loads((run / "result.json").read_text()) == wanted, f"{run} ended otherwise"

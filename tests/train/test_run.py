@@ -16,6 +16,7 @@ from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
 from lsg.train.prepare_data import prepare_data
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
+from lsg.train.protected import Protected
 from lsg.train.run import RunResult, run
 from tests.support.train_runs import CPU, DIGITS, CrashAt, CrashError, rows, same, scalars, strict
 
@@ -133,7 +134,7 @@ def test_a_text_model_trains_and_is_saved_for_transformers(texts: RunConfig, tmp
             self.lines.append(text)
 
         def started(self, start: RunStart) -> None:
-            assert start.records == 96 and start.steps == 48 and start.batch_size == 24
+            assert start.protected.counted == "96 records" and start.steps == 48 and start.batch_size == 24
 
     notes = Notes()
     config = replace(texts, method="non-private", noise_multiplier=None, trainable="all", epochs=12)
@@ -186,7 +187,7 @@ def test_a_huge_epsilon_has_a_statement() -> None:
         sample_rate=0.1,
         expected_batch_size=10,
         steps=10,
-        records=100,
+        protected=Protected(100),
         noise_dimensions=10,
         trained_parameters=10,
     )

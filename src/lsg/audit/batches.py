@@ -2,14 +2,15 @@
 
 Under Poisson sampling every record enters every step by a coin of its own. The counts below are then binomial, exactly,
 so that each test's false-alarm rate is at most what is asked for. A loader that shuffles uses each record once an epoch
-and fills each batch to the same size, which the first two tests see at once.
+and fills each batch to the same size, which the first two tests see at once. Where units of several records are
+audited, it is units that are drawn and counted.
 """
 
 from dataclasses import dataclass
 
 from scipy.stats import binom, binomtest
 
-from lsg.audit.rig import Rig, blank
+from lsg.audit.rig import ONE_RECORD, Rig, UnitShape, blank
 from lsg.methods import DPSGD
 
 RECORDS, BATCH = 64, 8
@@ -31,13 +32,17 @@ class Count:
 
 @dataclass(frozen=True)
 class Batches:
-    """alpha: false-alarm rate of each single count. accounted_steps: what the accountant counted at `sample_rate`."""
+    """alpha: false-alarm rate of each single count. accounted_steps: what the accountant counted at `sample_rate`.
+
+    torn: how often a unit was drawn, but not with all records that it is to enter a step with.
+    """
 
     sample_rate: float
     steps: int
     accounted_steps: int
     counts: list[Count]
     alpha: float
+    torn: int = 0
 
     @property
     def violations(self) -> list[str]:
@@ -49,29 +54,35 @@ class Batches:
         ]
         if self.steps != self.accounted_steps:
             found.append(f"{self.steps} steps were taken, but {self.accounted_steps} accounted for")
+        if self.torn:
+            found.append(f"{self.torn} times a unit entered a step without all of its records")
         return found
 
 
-def audit_batches(*, epochs: int, seed: int, alpha: float) -> Batches:
+def audit_batches(*, epochs: int, seed: int, alpha: float, unit: UnitShape = ONE_RECORD) -> Batches:
     """Epochs of the real loader and optimizer. Sampling is the same for every method. alpha: of all tests together."""
-    rig = Rig(DPSGD(), "flat", [blank()] * RECORDS, noise_multiplier=1.0, seed=seed, sample_rate=BATCH / RECORDS)
+    records, rate = [blank()] * RECORDS, BATCH / RECORDS
+    rig = Rig(DPSGD(), "flat", records, noise_multiplier=1.0, seed=seed, sample_rate=rate, unit=unit)
     try:
-        history = [[set(step.members) for step in rig.epoch()] for _ in range(epochs)]
+        taken = [rig.epoch() for _ in range(epochs)]
         (phase,) = rig.engine.accountant.history
     finally:
         rig.close()
+    history = [[set(step.members) for step in epoch] for epoch in taken]
     steps = [members for epoch in history for members in epoch]
+    torn = sum(len(step.torn) for epoch in taken for step in epoch)
     rate = phase.sample_rate
     if rate == 1:  # unamplified: nothing is claimed about batches
-        return Batches(rate, len(steps), phase.steps, [], alpha)
+        return Batches(rate, len(steps), phase.steps, [], alpha, torn)
     each_epoch = len(history[0])
     halves = [(i, i + RECORDS // 2) for i in range(RECORDS // 2)]
     neighbours = [(i, i + 1) for i in range(0, RECORDS, 2)]
     successive = list(zip(steps[::2], steps[1::2], strict=False))
+    what = "units" if unit.named else "records"
     counts = [
-        Count("records in batches", sum(map(len, steps)), RECORDS * len(steps), rate),
+        Count(f"{what} in batches", sum(map(len, steps)), RECORDS * len(steps), rate),
         Count(
-            "records used exactly once in an epoch",
+            f"{what} used exactly once in an epoch",
             sum(sum(i in members for members in epoch) == 1 for epoch in history for i in range(RECORDS)),
             RECORDS * epochs,
             float(binom.pmf(1, each_epoch, rate)),
@@ -89,13 +100,13 @@ def audit_batches(*, epochs: int, seed: int, alpha: float) -> Batches:
                 len(steps) * len(pairs),
                 rate**2,
             )
-            for kind, pairs in (("neighbouring records", neighbours), ("records half the data apart", halves))
+            for kind, pairs in ((f"neighbouring {what}", neighbours), (f"{what} half the data apart", halves))
         ),
         Count(
-            "records in two steps in a row",
+            f"{what} in two steps in a row",
             sum(len(first & second) for first, second in successive),
             RECORDS * len(successive),
             rate**2,
         ),
     ]
-    return Batches(rate, len(steps), phase.steps, counts, alpha / len(counts))
+    return Batches(rate, len(steps), phase.steps, counts, alpha / len(counts), torn)

@@ -2,7 +2,8 @@
 
 Each of m canaries, images of pure noise with random labels, is in the training data by a coin flip of its own. After
 training the adversary sees the model alone. It guesses that the canaries whose loss fell most were in and those whose
-loss fell least were out, and keeps silent on the others. The more guesses are right, the larger epsilon must be.
+loss fell least were out, and keeps silent on the others. The more guesses are right, the larger epsilon must be. Where
+units of several records are audited, a canary is several such images of one id and one label.
 
 Such a bound is loose: real training leaves most of what a canary could show unseen. It finds gross mistakes only.
 """
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg.audit.bounds import one_run_bound
+from lsg.audit.rig import ONE_RECORD, UnitShape
 from lsg.engine import PrivacyEngine
 from lsg.methods import Method
 from lsg.models import SmallCNN
 from lsg.step.clipping import Clipping
 from lsg.tasks.digits import digits
-from lsg.train.loop import train
+from lsg.train.loop import classification_loss, train
 
 # Few digits and many steps: canaries drown in a large data set, and an audit is to find what there is to find.
 IMAGES, BATCH_SIZE, LR, MOMENTUM = 300, 64, 0.4, 0.9
@@ -63,17 +65,21 @@ def audit_one_run(
     epochs: int,
     seed: int,
     alpha: float,
+    unit: UnitShape = ONE_RECORD,
 ) -> OneRun:
     """Train once on digits and canaries, as any user would, and guess."""
     generator = torch.Generator().manual_seed(seed)
-    images = torch.rand(canaries, 1, 8, 8, generator=generator)
-    labels = torch.randint(10, (canaries,), generator=generator)
+    images = torch.rand(canaries * unit.records, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (canaries,), generator=generator).repeat_interleave(unit.records)
     was_in = torch.rand(canaries, generator=generator) < 0.5
+    inside = was_in.repeat_interleave(unit.records)
     data = digits()
     records = TensorDataset(
-        torch.cat([data.train_images[:IMAGES], images[was_in]]),
-        torch.cat([data.train_labels[:IMAGES], labels[was_in]]),
+        torch.cat([data.train_images[:IMAGES], images[inside]]),
+        torch.cat([data.train_labels[:IMAGES], labels[inside]]),
     )
+    # Each digit is a unit of its own.
+    ids = [*range(IMAGES), *(IMAGES + torch.arange(canaries).repeat_interleave(unit.records)[inside]).tolist()]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = SmallCNN(WIDTHS, classes=10, in_channels=1, image_size=8)
@@ -90,11 +96,17 @@ def audit_one_run(
         method=method,
         clipping=clipping,
         noise_generator=torch.Generator().manual_seed(seed),
+        views=unit.views,
+        unit_of=ids if unit.named else None,
     )
-    train(model, optimizer, loader, engine, epochs=epochs, delta=delta)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return classification_loss(model, tuple(part.repeat_interleave(unit.views, 0) for part in batch))
+
+    train(model, optimizer, loader, engine, epochs=epochs, delta=delta, loss=loss)
     claimed = engine.get_epsilon(delta)
     engine.detach()
-    scores = (before - _losses(model, images, labels)).numpy()
+    scores = (before - _losses(model, images, labels)).view(canaries, unit.records).mean(1).numpy()
     guesses, correct = _guess(scores, was_in.numpy())
     bound = one_run_bound(canaries=canaries, guesses=guesses, correct=correct, delta=delta, alpha=alpha)
     return OneRun(claimed, optimizer.noise_multiplier, canaries, guesses, correct, bound, alpha, scores, was_in.numpy())

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from lsg.audit.batches import Batches, audit_batches
 from lsg.audit.observations import WhiteBox
 from lsg.audit.one_run import OneRun, audit_one_run
+from lsg.audit.rig import UnitShape
 from lsg.audit.white_box import audit_run, audit_step
 from lsg.errors import ConfigurationError
 from lsg.methods import PRIVATE_METHODS, Method, make_method
@@ -24,6 +25,8 @@ class AuditSettings:
 
     trials: releases of a step with, and as many without, a canary. steps: of whole runs; 1: one step only.
     confidence: an intact engine is called consistent with at least this probability, all tests of all seeds together.
+    records_per_unit, views: units of several records of one id, and of several views of each record, are added and
+        removed; with 1 and 1, single records.
     """
 
     mode: str = "all"
@@ -37,6 +40,8 @@ class AuditSettings:
     epochs: int = 30
     seeds: int = 1
     confidence: float = 0.999
+    records_per_unit: int = 1
+    views: int = 1
 
     def __post_init__(self) -> None:
         for option, choices in (("mode", MODES), ("method", PRIVATE_METHODS), ("clipping", CLIPPINGS)):
@@ -48,7 +53,8 @@ class AuditSettings:
             raise ConfigurationError(f"delta={self.delta:g} must be above 0 and below 0.001")
         if not 0.5 <= self.confidence < 1:
             raise ConfigurationError(f"confidence={self.confidence:g} must be at least 0.5 and below 1")
-        for option, least in (("trials", 100), ("steps", 1), ("canaries", 20), ("epochs", 1), ("seeds", 1)):
+        ones = [(option, 1) for option in ("steps", "epochs", "seeds", "records_per_unit", "views")]
+        for option, least in (("trials", 100), ("canaries", 20), *ones):
             if getattr(self, option) < least:
                 raise ConfigurationError(f"{option}={getattr(self, option)} must be at least {least}")
 
@@ -97,6 +103,7 @@ class Audit:
                 "steps": self.batches.steps,
                 "accounted_steps": self.batches.accounted_steps,
                 "false_alarm_rate_of_a_test": self.batches.alpha,
+                "torn_units": self.batches.torn,
                 "counts": [vars(c) | {"p_value": c.p_value} for c in self.batches.counts],
             }
         if self.one_run is not None:
@@ -129,7 +136,8 @@ def violations(audits: Sequence[Audit]) -> list[str]:
 
 def _audit_seed(settings: AuditSettings, seed: int, on_part: Callable[[str], None]) -> Audit:
     method, clipping = audited_method(settings.method), settings.clipping
-    common: dict[str, Any] = {"epsilon": settings.epsilon, "delta": settings.delta, "seed": seed}
+    unit = UnitShape(settings.records_per_unit, settings.views)
+    common: dict[str, Any] = {"epsilon": settings.epsilon, "delta": settings.delta, "seed": seed, "unit": unit}
     wanted = [
         name
         for name, mode in (
@@ -151,7 +159,7 @@ def _audit_seed(settings: AuditSettings, seed: int, on_part: Callable[[str], Non
             trials = max(50, settings.trials // settings.steps)
             white_box.append(audit_run(method, clipping, **common, steps=settings.steps, trials=trials, alpha=alpha))
         elif name == "batches":
-            batches = audit_batches(epochs=SAMPLED_EPOCHS, seed=seed, alpha=alpha)
+            batches = audit_batches(epochs=SAMPLED_EPOCHS, seed=seed, alpha=alpha, unit=unit)
         else:
             one_run = audit_one_run(
                 method, clipping, **common, canaries=settings.canaries, epochs=settings.epochs, alpha=alpha

@@ -18,7 +18,7 @@ from lsg.audit import canaries
 from lsg.audit.bounds import Mechanism, lower_bounds
 from lsg.audit.canaries import Canary
 from lsg.audit.observations import Observed, Sensitivity, WhiteBox
-from lsg.audit.rig import Record, Rig, blank
+from lsg.audit.rig import ONE_RECORD, Record, Rig, UnitShape, blank
 from lsg.audit.watched_canary import Lift, WatchedCanary, worst_sensitivity
 from lsg.methods import Method
 from lsg.step.clipping import ClippedSum, Clipping
@@ -29,16 +29,24 @@ RUN_RECORDS, RUN_RATE = 8, 0.25  # of a run of many steps
 
 
 def audit_step(
-    method: Method, clipping: Clipping, *, epsilon: float, delta: float, trials: int, seed: int, alpha: float
+    method: Method,
+    clipping: Clipping,
+    *,
+    epsilon: float,
+    delta: float,
+    trials: int,
+    seed: int,
+    alpha: float,
+    unit: UnitShape = ONE_RECORD,
 ) -> WhiteBox:
-    """One step at sample rate 1, released `trials` times with and without each canary.
+    """One step at sample rate 1, released `trials` times with and without each canary, which is a whole unit.
 
     alpha: the rate of false alarms of all tests together.
     """
     mechanism = Mechanism()
     noise_multiplier = _calibrated(mechanism, epsilon, delta)
     background = _background(seed)
-    rig = Rig(method, clipping, [*background, blank()], noise_multiplier=noise_multiplier, seed=seed)
+    rig = Rig(method, clipping, [*background, blank()], noise_multiplier=noise_multiplier, seed=seed, unit=unit)
     try:
         rig.epoch()  # one real step, for the accountant
         claimed = rig.engine.get_epsilon(delta)
@@ -83,6 +91,7 @@ def audit_run(
     trials: int,
     seed: int,
     alpha: float,
+    unit: UnitShape = ONE_RECORD,
 ) -> WhiteBox:
     """Whole runs of `steps` steps on the private loader, with and without a canary in the data set.
 
@@ -93,7 +102,7 @@ def audit_run(
     mechanism = Mechanism(RUN_RATE, epochs * per_epoch)
     noise_multiplier = _calibrated(mechanism, epsilon, delta)
     others = [blank()] * (RUN_RECORDS - canaries.TOGETHER)
-    probe = Rig(method, clipping, others, noise_multiplier=noise_multiplier, seed=seed)
+    probe = Rig(method, clipping, others, noise_multiplier=noise_multiplier, seed=seed, unit=unit)
     chosen, lift = canaries.inside(probe), Lift(probe)
     watched = [WatchedCanary(canary, probe, lift, others) for canary in chosen]
     probe.close()
@@ -109,6 +118,7 @@ def audit_run(
             seed=seed,
             noise_seed=2 * seed + is_there,
             sample_rate=RUN_RATE,
+            unit=unit,
         )
         ratios = []
         for run in range(trials):

@@ -33,6 +33,10 @@ def audit(
     confidence: Annotated[
         float, typer.Option(help="An intact engine passes with this probability, all seeds together.")
     ] = DEFAULTS.confidence,
+    records_per_unit: Annotated[
+        int, typer.Option(help="Canaries are units of so many records of one id: whole persons, say.")
+    ] = DEFAULTS.records_per_unit,
+    views: Annotated[int, typer.Option(help="And so many views of each record.")] = DEFAULTS.views,
     output: Annotated[Path, typer.Option(help="Folder for audit.json and figure.png.")] = Path("runs/audit"),
 ) -> None:
     """Attack the engine with canaries: a lower bound on epsilon, to be held against the epsilon it claims."""
@@ -41,7 +45,19 @@ def audit(
 
     console = Console()
     settings = AuditSettings(
-        mode, method, cast(Clipping, clipping), epsilon, delta, trials, steps, canaries, epochs, seeds, confidence
+        mode=mode,
+        method=method,
+        clipping=cast(Clipping, clipping),
+        epsilon=epsilon,
+        delta=delta,
+        trials=trials,
+        steps=steps,
+        canaries=canaries,
+        epochs=epochs,
+        seeds=seeds,
+        confidence=confidence,
+        records_per_unit=records_per_unit,
+        views=views,
     )
     output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
     with console.status("") as status:
@@ -61,7 +77,7 @@ def audit(
 
 def _table(audits: list[Audit], settings: AuditSettings) -> Table:
     table = Table(
-        title=f"{settings.method}, {settings.clipping} clipping: bounds that all hold together with "
+        title=f"{settings.method}, {settings.clipping} clipping{_units(settings)}: bounds that all hold together with "
         f"{settings.confidence:.3%}"
     )
     for column in ("seed", "attack", "sensitivity", "ε claimed", "ε at least", "verdict"):
@@ -81,6 +97,13 @@ def _table(audits: list[Audit], settings: AuditSettings) -> Table:
             numbers = ("", f"{run.claimed:.3f}", f"{run.bound:.3f}")
             table.add_row(str(one.seed), attack, *numbers, _verdict(bool(run.violations)))
     return table
+
+
+def _units(settings: AuditSettings) -> str:
+    """What is added or removed, where that is more than a record."""
+    if settings.records_per_unit == settings.views == 1:
+        return ""
+    return f", units of {settings.records_per_unit} records in {settings.views} views"
 
 
 def _verdict(broken: bool) -> str:

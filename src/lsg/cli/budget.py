@@ -33,7 +33,8 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 def budget(
     records: Annotated[
-        int | None, typer.Option(help="N, the number of training records; of a public --task, known.")
+        int | None,
+        typer.Option(help="N, the number of training records, or of persons; of a public --task, known."),
     ] = None,
     task: Annotated[str | None, typer.Option(help=f"Start from a task's records and preset: {', '.join(TASKS)}.")] = (
         None

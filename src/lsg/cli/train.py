@@ -37,6 +37,7 @@ from lsg.train.config import (
 from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
+from lsg.train.protected import RECORDS_OF_A_PERSON
 from lsg.train.run import RunResult, run
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
@@ -50,6 +51,8 @@ _HELP = {
         "text_column": "Of your own texts; guessed without it.",
         "pair_column": "Of the second text of a pair.",
         "label_column": "Of the labels.",
+        "unit_column": "Of the ids of persons: all records of a person are then protected together, and --batch-size, "
+        "--epsilon and --delta are about persons.",
         "max_length": "Tokens of a text; the rest is cut off.",
         "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
         "validation": "Hold out about this share of the training records and score on them: for tuning.",
@@ -57,10 +60,12 @@ _HELP = {
     "Privacy": {
         "epsilon": "The privacy budget. This or --noise-multiplier.",
         "noise_multiplier": "Standard deviation of the noise over the clipping threshold.",
-        "delta": "Well below one over the number of records.",
+        "delta": "Well below one over the number of records (or persons).",
         "accountant": "prv, pld or rdp.",
         "clipping": "flat, per_layer or automatic.",
         "max_grad_norm": "Clipping threshold of a sample's gradient.",
+        "max_records_per_unit": "With --unit-column: the most records of a person in a step, chosen anew for each; "
+        f"{RECORDS_OF_A_PERSON} without it.",
     },
     "Method": {
         "rank": "r of lsg and rgp.",
@@ -240,7 +245,7 @@ class _Bar(Listener):
         self._batch_size, self._epsilon = start.batch_size, epsilon_text(start.epsilon)
         self._epochs, self._epochs_done = start.epochs, start.epochs_done
         self.note(
-            f"{start.records:,} records, {start.steps:,} steps of about {start.batch_size:,}, noise multiplier "
+            f"{start.protected.counted}, {start.steps:,} steps of about {start.batch_size:,}, noise multiplier "
             f"{start.noise_multiplier:.4g} on {start.noise_dimensions:,} numbers for {start.trained_parameters:,} "
             "trained parameters"
         )

@@ -1,4 +1,4 @@
-"""`lsg.recommend`: number of records, ε and the model in, a recipe out. `lsg train --recipe auto` uses the same rule."""
+"""`lsg.recommend`: number of records, ε and the model in, a recipe out. `lsg train --recipe auto` uses it, too."""
 
 import math
 

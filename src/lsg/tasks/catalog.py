@@ -37,15 +37,16 @@ def load_task(
     text_column: str | None = None,
     pair_column: str | None = None,
     label_column: str | None = None,
+    unit_column: str | None = None,
 ) -> TaskData:
     """Read a task's training and evaluation data.
 
     task: a name of TASKS. data: a local path or a hub name; None takes the task's own source. The columns are those of
-    --task text; None is guessed from common names. Anything wrong with the data is a `ConfigurationError` of one line
-    that names the file and the line or row.
+    --task text; None is guessed from common names, but for unit_column, that of the ids of persons. Anything wrong with
+    the data is a `ConfigurationError` of one line that names the file and the line or row.
     """
     check_task(task)
-    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column))
+    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column, unit_column))
 
 
 def check_task(task: str) -> None:
@@ -61,7 +62,9 @@ def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None
 
     def read_without(data: str | None, wanted: WantedColumns) -> TaskData:
         if wanted.named:
-            raise ConfigurationError("--text-column, --pair-column and --label-column are for --task text alone")
+            raise ConfigurationError(
+                "--text-column, --pair-column, --label-column and --unit-column are for --task text alone"
+            )
         return read(data)
 
     return read_without

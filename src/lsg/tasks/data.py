@@ -7,18 +7,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Texts:
-    """n texts, or n pairs of them, with labels (n,) int64."""
+    """n texts, or n pairs of them, with labels (n,) int64.
+
+    persons: the id of the person that each of them is of, where the user named a column of ids.
+    """
 
     texts: list[str]
     pairs: list[str] | None
     labels: Tensor
+    persons: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, indices: list[int]) -> "Texts":
         pairs = None if self.pairs is None else [self.pairs[i] for i in indices]
-        return Texts([self.texts[i] for i in indices], pairs, self.labels[indices])
+        persons = None if self.persons is None else [self.persons[i] for i in indices]
+        return Texts([self.texts[i] for i in indices], pairs, self.labels[indices], persons)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Whether a record belongs to a part follows from a hash of that record alone: its
 other records there are, and in which order, does not matter. So one record more or less moves no other record, and
 "adding or removing a record" means the same for the user's file as for the part that is trained on. A share of s holds
 about s times the records, not an exact number: an exact one would depend on all of them. Equal records stay together.
-Labels are not hashed: the number of a class depends on which other classes there are.
+Labels are not hashed: the number of a class depends on which other classes there are. Where records have persons, the
+hash is that of the person's id: all records of a person fall on one side, and one person more or less moves no other.
 """
 
 import hashlib
@@ -16,7 +17,6 @@ from lsg.tasks.data import Records, TaskData, Texts
 HELD_OUT = 0.1  # of data that come in one part
 # The key of the hash, for each use of it a version of its own. It is public, and the same for every --seed.
 _KEY = b"lsg split 1: "
-HOW = "chosen by a hash of each record's own content"
 
 
 def divide(records: Records, share: float, use: str) -> tuple[Records, Records]:
@@ -27,15 +27,23 @@ def divide(records: Records, share: float, use: str) -> tuple[Records, Records]:
     return records.take(inside), records.take(outside)
 
 
+def how_divided(records: Records) -> str:
+    """How `divide` chooses, in words."""
+    what = "record's own content" if _persons(records) is None else "person's id"
+    return f"chosen by a hash of each {what}"
+
+
 def hold_out(records: Records, label_names: tuple[str, ...], source: str) -> TaskData:
     """Keeps about a tenth for evaluation: for data that come in one part."""
     evaluation, training = divide(records, HELD_OUT, "held-out")
     if not len(evaluation) or not len(training):
+        persons = _persons(records)
+        whose = "" if persons is None else f" of {len(set(persons)):,} persons"
         raise ConfigurationError(
-            f"{source}: {len(records):,} records, too few: {len(evaluation):,} of them fall into the tenth that is "
-            "held out for evaluation. Give training and evaluation data as two parts"
+            f"{source}: {len(records):,} records{whose}, too few: {len(evaluation):,} of them fall into the tenth that "
+            "is held out for evaluation. Give training and evaluation data as two parts"
         )
-    used = f"all but about {100 * HELD_OUT:g} % of the data, held out for evaluation, {HOW}"
+    used = f"all but about {100 * HELD_OUT:g} % of the data, held out for evaluation, {how_divided(records)}"
     return TaskData(training, {"held-out": evaluation}, label_names, source, used)
 
 
@@ -46,7 +54,15 @@ def _hashes(records: Records, use: str) -> Iterator[int]:
         yield int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest())
 
 
+def _persons(records: Records) -> list[str] | None:
+    return records.persons if isinstance(records, Texts) else None
+
+
 def _contents(records: Records) -> Iterator[bytes]:
+    persons = _persons(records)
+    if persons is not None:
+        yield from (person.encode() for person in persons)
+        return
     if not isinstance(records, Texts):
         yield from (image.numpy().tobytes() for image in records.pixels)
         return

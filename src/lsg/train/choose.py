@@ -33,7 +33,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
     if recipe == "paper" or config.method == "non-private":
         return config
-    chosen = recipe_for(config, records=len(prepare_data(config, choose_device(config.device), _Quiet(listener)).train))
+    chosen = recipe_for(
+        config, prepare_data(config, choose_device(config.device), _Quiet(listener)).protected(config).units
+    )
     fields = recipe_fields(chosen)
     if task not in _OWN_DATA:
         del fields["delta"]
@@ -45,7 +47,7 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
 
 
 def recipe_for(config: RunConfig, records: int) -> Recipe:
-    """The recommended recipe for a task; a batch that was given is one of its records."""
+    """The recommended recipe for a task with so many records, or persons."""
     delta = safe_delta(records) if config.task in _OWN_DATA else min(config.delta, safe_delta(records))
     kind = TASKS[config.task].kind
     return recommend(records=records, epsilon=config.epsilon or _ASSUMED_EPSILON, delta=delta, task=kind)

@@ -44,6 +44,9 @@ class RunConfig:
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
         changes a guarantee. precision "auto" is bf16 on a GPU and fp32 on a CPU.
+    unit_column: of the ids of persons, where all records of a person are to be protected together: batch_size, epsilon
+        and delta are then about persons. max_records_per_unit: the most records of a person in a step, chosen anew for
+        each; None takes lsg.train.protected's.
     """
 
     task: str
@@ -87,6 +90,8 @@ class RunConfig:
     label_column: str | None = None
     warmup: float = 0.0
     averaging: float = 0.0
+    unit_column: str | None = None
+    max_records_per_unit: int | None = None
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -105,7 +110,8 @@ class RunConfig:
         for name in ("lr", "max_grad_norm", "head_scale", "head_lr", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
-        for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):
+        limits = ("max_length", "max_physical_batch_size", "max_physical_tokens", "max_records_per_unit")
+        for name in ("batch_size", "epochs", *limits):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
         for name in ("train_limit", "validation"):
@@ -127,6 +133,10 @@ class RunConfig:
             raise ConfigurationError(f"--seed {self.seed} must be 0 or more, and less than 2^63")
         if not 0 < self.delta < 1:
             raise ConfigurationError(f"--delta {self.delta} must lie between 0 and 1")
+        if self.max_records_per_unit is not None and self.unit_column is None:
+            raise ConfigurationError(
+                f"--max-records-per-unit {self.max_records_per_unit} needs --unit-column, which says whose a record is"
+            )
         self._check_budget()
         self.make_method()  # refuses a bad rank, sparsity or importance
 

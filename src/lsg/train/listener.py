@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
+from lsg.train.protected import Protected
+
 
 @dataclass(frozen=True)
 class RunStart:
     """What is known when training begins or goes on. steps, epochs: of the whole run.
 
-    steps_done, epochs_done, epsilon: where a resumed run stands; 0 for a new one. epsilon: None is infinite.
+    protected: whom the run protects; batch_size: how many of them a step has. steps_done, epochs_done, epsilon: where a
+    resumed run stands; 0 for a new one. epsilon: None is infinite.
     """
 
-    records: int
+    protected: Protected
     steps: int
     epochs: int
     steps_done: int

@@ -12,9 +12,10 @@ from lsg.tasks.data import Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
 from lsg.tasks.readers.files import local_path
-from lsg.tasks.split import HOW, divide
+from lsg.tasks.split import divide, how_divided
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
+from lsg.train.protected import Protected, whom_it_protects
 
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
 # hand, which is private.
@@ -32,6 +33,7 @@ _CACHE: dict[tuple[Any, ...], "PreparedData"] = {}
 @dataclass(frozen=True)
 class PreparedData:
     """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record.
+    persons: the id of the person that each training record is of, with --unit-column.
 
     data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
     tells of the people, machines and projects behind it.
@@ -47,11 +49,16 @@ class PreparedData:
     tokenizer: Any | None = None
     shape: ImageShape | None = None
     pairs: bool = False
+    persons: list[str] | None = None
+
+    def protected(self, config: RunConfig) -> Protected:
+        """Whom a run on these data protects."""
+        return whom_it_protects(config, self.train, self.persons)
 
 
 def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> PreparedData:
     """The task's data, with `train_limit` and `validation` applied."""
-    columns = (config.text_column, config.pair_column, config.label_column)
+    columns = (config.text_column, config.pair_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
     if key not in _CACHE:
@@ -62,7 +69,8 @@ def prepare_data(config: RunConfig, device: torch.device, listener: Listener) ->
     data = _CACHE[key]
     sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
     labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
-    listener.note(f"{data.source}: {len(data.train):,} records for training, {sizes}; labels {labels}")
+    counted = data.protected(config).counted
+    listener.note(f"{data.source}: {counted} for training, {sizes}; labels {labels}")
     return data
 
 
@@ -77,19 +85,21 @@ def _read(config: RunConfig) -> TaskData:
         text_column=config.text_column,
         pair_column=config.pair_column,
         label_column=config.label_column,
+        unit_column=config.unit_column,
     )
 
 
 def _divided(data: TaskData, config: RunConfig) -> TaskData:
     """With `validation` held out of the training records, and `train_limit` of the others kept."""
     train, evaluation, used = data.train, data.evaluation, [data.used] if data.used else []
+    how = how_divided(train)
     if config.validation:
         validation, train = divide(train, config.validation, "validation")
         evaluation = {"validation": validation}
-        used.append(f"all but about {100 * config.validation:g} %, held out for validation, {HOW}")
+        used.append(f"all but about {100 * config.validation:g} %, held out for validation, {how}")
     if config.train_limit:
         train, _ = divide(train, config.train_limit, "train-limit")
-        used.append(f"about {100 * config.train_limit:g} %, {HOW}")
+        used.append(f"about {100 * config.train_limit:g} %, {how}")
     return replace(data, train=train, evaluation=evaluation, used="; of those ".join(used))
 
 
@@ -137,7 +147,8 @@ def _encode_texts(
             f"--max-length {config.max_length} is more than the {tokenizer.model_max_length} tokens that --model "
             f"{config.model} can read"
         )
-    pairs = _texts(data.train).pairs is not None
+    train = _texts(data.train)
+    pairs = train.pairs is not None
     least = tokenizer.num_special_tokens_to_add(pair=pairs) + 1
     if config.max_length < least:
         raise ConfigurationError(f"--max-length {config.max_length}: --model {config.model} needs at least {least}")
@@ -145,7 +156,8 @@ def _encode_texts(
     for name, part in {"train": data.train, **data.evaluation}.items():
         report = partial(listener.prepared, f"tokenizing {name}", total=len(part))
         encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
-    return PreparedData(encoded.pop("train"), {**encoded}, tokenizer=tokenizer, pairs=pairs, **common)
+    common |= {"tokenizer": tokenizer, "pairs": pairs, "persons": train.persons}
+    return PreparedData(encoded.pop("train"), {**encoded}, **common)
 
 
 def _images(part: Records) -> Images:

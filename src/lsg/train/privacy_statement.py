@@ -6,8 +6,8 @@ from typing import Any
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.train.config import RunConfig
+from lsg.train.protected import Protected
 
-_NEIGHBOURS = "add or remove one record"
 _CLIPPING = {
     "flat": "one L2 norm over all trained parameters",
     "per_layer": "one L2 norm a parameter, thresholds whose squares add up to the square of max_grad_norm",
@@ -24,7 +24,7 @@ class Spent:
     sample_rate: float
     expected_batch_size: int
     steps: int
-    records: int
+    protected: Protected
     noise_dimensions: int
     trained_parameters: int
 
@@ -51,14 +51,15 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "statement": _statement(config, spent, facts) if private else _no_statement(config),
         "epsilon": spent.epsilon if private else None,
         "delta": config.delta if private else None,
-        "neighbouring_relation": _NEIGHBOURS,
+        "neighbouring_relation": _neighbours(spent.protected),
         "accountant": config.accountant,
         "noise_multiplier": spent.noise_multiplier,
-        "sampling": "Poisson: each record enters each step independently with probability sample_rate",
+        "sampling": _sampling(spent.protected),
         "sample_rate": spent.sample_rate,
         "expected_batch_size": spent.expected_batch_size,
         "steps": spent.steps,
-        "records": spent.records,
+        "records": spent.protected.records,
+        "units": spent.protected.units,
         "clipping": config.clipping if config.method != "non-private" else None,
         "clipping_meaning": _CLIPPING[config.clipping] if config.method != "non-private" else None,
         "max_grad_norm": config.max_grad_norm if config.method != "non-private" else None,
@@ -70,7 +71,7 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "data": facts.data,
         "trained_part": facts.used or "all of the training data",
         "public_by_assumption": _public(spent, facts) if private else [],
-        "caveats": _caveats(config) if private else [],
+        "caveats": _caveats(config, spent.protected) if private else [],
         "versions": versions,
     }
 
@@ -78,19 +79,45 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
 def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
     epsilon = epsilon_text(spent.epsilon)
     times = f"{math.exp(float(epsilon)):.3g} times" if float(epsilon) < math.log(1000) else f"e^{epsilon} times"
+    whom, noun = spent.protected, spent.protected.noun
+    without = "without it" if whom.persons is None else "without them"
     return (
-        f"This model was trained on {spent.records:,} records with ({epsilon}, {config.delta:g})-"
-        "differential privacy. One record is one training example, and the guarantee is about adding it to the data or "
-        "removing it: whatever somebody computes from the released weights, its probability with the record in the "
-        f"data is at most {times} its probability without it, and the other way round, but for events of total "
-        f"probability {config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
-        f"{spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} records "
-        f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
-        f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
+        f"This model was trained on {whom.counted} with ({epsilon}, {config.delta:g})-differential privacy. "
+        f"{_meaning(whom)}: whatever somebody computes from the released weights, its probability with the {noun} in "
+        f"the data is at most {times} its probability {without}, and the other way round, but for events of total "
+        f"probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was achieved "
+        f"by {spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} {noun}s "
+        f"(every {noun} independently with probability {spent.sample_rate:.4g}{_with_records(whom)}), by limiting each "
+        f"{noun}'s contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
         f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
         f"learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
-        + (f"Trained on: {facts.used}. So one record more or less moves no other. " if facts.used else "")
-        + "The number of records, and the rest of public_by_assumption, counts as known to everybody."
+        + (f"Trained on: {facts.used}. So one {noun} more or less moves no other. " if facts.used else "")
+        + f"The number of {noun}s, and the rest of public_by_assumption, counts as known to everybody."
+    )
+
+
+def _neighbours(whom: Protected) -> str:
+    return "add or remove one record" if whom.persons is None else "add or remove one person: all records of one id"
+
+
+def _sampling(whom: Protected) -> str:
+    drawn = f"Poisson: each {whom.noun} enters each step independently with probability sample_rate"
+    return drawn if whom.persons is None else f"{drawn}{_with_records(whom)}; their gradients are averaged"
+
+
+def _with_records(whom: Protected) -> str:
+    if whom.persons is None:
+        return ""
+    return f", with all records of that id, or {whom.most} of them, chosen anew for each step, if there are more"
+
+
+def _meaning(whom: Protected) -> str:
+    """What is protected, up to "adding or removing it"."""
+    if whom.persons is None:
+        return "One record is one training example, and the guarantee is about adding it to the data or removing it"
+    return (
+        "One person is all records with one id, and the guarantee is about adding all of them to the data or removing "
+        "them"
     )
 
 
@@ -103,13 +130,16 @@ def _no_statement(config: RunConfig) -> str:
 
 def _public(spent: Spent, facts: DataFacts) -> list[str]:
     """What was read off the data without noise, and is taken to be known to everybody."""
+    whom = spent.protected
     public = [
-        f"The number of training records, {spent.records:,}: the rate of sampling, the number of steps and the noise "
+        f"The number of training {whom.noun}s, {whom.units:,}: the rate of sampling, the number of steps and the noise "
         "follow from it.",
         f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer and "
-        "stand in its files. A record with a label that no other has would change them.",
+        f"stand in its files. A {whom.noun} with a label that no other has would change them.",
         "The weights that training began with: they must not have been made from these records.",
     ]
+    if whom.persons is not None:
+        public.append(f"The number of records of these persons together, {whom.records:,}: it stands here.")
     if facts.image_size is not None:
         channels, height, width = facts.image_size
         public.append(
@@ -125,7 +155,7 @@ def _public(spent: Spent, facts: DataFacts) -> list[str]:
     ]
 
 
-def _caveats(config: RunConfig) -> list[str]:
+def _caveats(config: RunConfig, whom: Protected) -> list[str]:
     """What the numbers do not cover."""
     caveats = [
         "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
@@ -138,7 +168,10 @@ def _caveats(config: RunConfig) -> list[str]:
         "computed from the training data without noise. They are not private and must not be released with the model.",
         "A folder checkpoint/, if one is left, holds the random streams and the optimizer's state: do not release it.",
         "A record is one row of the training data. A person who contributed several rows is protected less, in "
-        "proportion to their number.",
+        "proportion to their number."
+        if whom.persons is None
+        else "A person is one id of the training data. Somebody whose rows stand under several ids is protected less, "
+        "in proportion to their number. What the rows of others tell about somebody is not covered.",
     ]
     if config.validation:
         caveats.append(

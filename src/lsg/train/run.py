@@ -70,14 +70,15 @@ def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_ev
 
 
 def _check_against_data(config: RunConfig, data: PreparedData) -> None:
-    records = len(data.train)
-    if config.batch_size > records:
+    protected = data.protected(config)
+    noun, count = protected.noun, protected.units
+    if config.batch_size > count:
         raise ConfigurationError(
-            f"--batch-size {config.batch_size} is more than the {records:,} training records: sampling would not "
+            f"--batch-size {config.batch_size} is more than the {count:,} training {noun}s: sampling would not "
             "protect anybody. Give a smaller --batch-size"
         )
-    if config.method != "non-private" and config.delta >= 1 / records:
+    if config.method != "non-private" and config.delta >= 1 / count:
         raise ConfigurationError(
-            f"--delta {config.delta:g} must be below 1/N = {1 / records:.3g} (N = {records:,} training records): a "
-            "larger one allows publishing a record outright"
+            f"--delta {config.delta:g} must be below 1/N = {1 / count:.3g} (N = {count:,} training {noun}s): a "
+            f"larger one allows publishing {'a record' if noun == 'record' else 'all records of a person'} outright"
         )

@@ -53,6 +53,7 @@ class Training:
         whole: nn.Module,
     ) -> None:
         self.config, self.data, self.folder, self.listener, self.whole = config, data, folder, listener, whole
+        self.protected = data.protected(config)
         method = config.make_method()
         private = config.method != "non-private"
         self.noise_dimensions = explain(model, method).dimensions_after if private else 0
@@ -66,6 +67,8 @@ class Training:
             "method": method,
             "max_physical_batch_size": config.max_physical_batch_size,
             "clipping": config.clipping,
+            "unit_of": self.protected.persons,
+            "max_records_per_unit": self.protected.most,
             "noise_generator": _noise_generator(config.seed, device),
             "perf": PerfConfig(
                 compile=config.compile, cuda_graphs=config.cuda_graphs, max_tokens=config.max_physical_tokens
@@ -151,7 +154,7 @@ class Training:
             sample_rate=self.loader.sample_rate,
             expected_batch_size=self.optimizer.expected_batch_size,
             steps=len(self.engine.accountant),
-            records=len(self.data.train),
+            protected=self.protected,
             noise_dimensions=self.noise_dimensions,
             trained_parameters=self.trained_parameters,
         )
@@ -249,7 +252,7 @@ class Training:
 
     def _run_start(self, start: LoopState, rows: list[dict[str, Any]]) -> RunStart:
         return RunStart(
-            records=len(self.data.train),
+            protected=self.protected,
             steps=self.steps,
             epochs=self.config.epochs,
             steps_done=start.steps,

@@ -83,6 +83,19 @@ def test_texts_with_guessed_columns(hub):
     assert data.label_names == ("1", "3") and data.train.labels.tolist() == [1, 0, 1] and "test" in data.evaluation
 
 
+def test_persons_by_a_column_of_ids(hub):
+    split = Split({"text": ["a", "b", "c"], "label": [0, 1, 0], "author": [7, 7, 9]})
+    hub.splits = {"train": split, "test": sentences([1, 0], None)}
+    hub.splits["test"].columns["text"] = hub.splits["test"].columns.pop("sentence")
+    hub.splits["test"].column_names = ["text", "label", "idx"]
+    data = load_task("text", "somebody/reviews", unit_column="author")
+    assert isinstance(data.train, Texts) and data.train.persons == ["7", "7", "9"]
+    split.columns["author"][1] = None  # type: ignore[call-overload]
+    assert "somebody/reviews train, row 2: 'author' is empty" in refusal(
+        "text", "somebody/reviews", unit_column="author"
+    )
+
+
 @pytest.mark.parametrize(
     ("task", "column", "shape"), [("cifar10", "img", (32, 32, 3)), ("fashion-mnist", "image", (28, 28))]
 )

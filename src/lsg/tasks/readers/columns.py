@@ -1,4 +1,4 @@
-"""Which columns of a table are the text, its pair and the label: as named by the user, or guessed."""
+"""Which columns of a table are the text, its pair, the label and the person: as named by the user, or guessed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,28 +33,31 @@ LABELS = ("label", "labels", "gold_label", "is_duplicate", "class", "category", 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one table."""
+    """The columns of one table. person: of the ids of those whom its rows are of, where the user named one."""
 
     text: str
     pair: str | None
     label: str
+    person: str | None = None
 
     @property
     def names(self) -> list[str]:
-        return [name for name in (self.text, self.pair, self.label) if name is not None]
+        return [name for name in (self.text, self.pair, self.label, self.person) if name is not None]
 
 
 @dataclass(frozen=True)
 class WantedColumns:
-    """Columns to look for. None is guessed; but a text that is named without a pair has none."""
+    """Columns to look for. None is guessed; but a text that is named without a pair has none, and persons are never
+    guessed."""
 
     text: str | None = None
     pair: str | None = None
     label: str | None = None
+    person: str | None = None
 
     @property
     def named(self) -> list[str]:
-        return [name for name in (self.text, self.pair, self.label) if name is not None]
+        return [name for name in (self.text, self.pair, self.label, self.person) if name is not None]
 
     def among(self, existing: list[str], source: str) -> Columns:
         """`existing` are the columns of `source`, a file or a hub split."""
@@ -62,7 +65,7 @@ class WantedColumns:
             if name not in existing:
                 raise ConfigurationError(f"{source}: no column '{name}'; it has {listed(existing)}")
             if self.named.count(name) > 1:
-                raise ConfigurationError(f"{source}: column '{name}' is named twice, for text, pair and label")
+                raise ConfigurationError(f"{source}: column '{name}' is named twice, for text, pair, label and person")
         free = {name.lower(): name for name in existing if name not in self.named}
         label = self.label or _first(LABELS, free)
         text, pair = self.text, self.pair
@@ -74,7 +77,7 @@ class WantedColumns:
             raise ConfigurationError(
                 f"{source}: no column looks like a {what}; name one with --{what}-column; it has {listed(existing)}"
             )
-        return Columns(text, pair, label)
+        return Columns(text, pair, label, self.person)
 
 
 def listed(names: Iterable[str]) -> str:

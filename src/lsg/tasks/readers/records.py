@@ -1,4 +1,5 @@
-"""From a table to labelled texts: every text is one, and every label is known, or the row that is wrong is named.
+"""From a table to labelled texts: every text is one, every label is known and every person has an id, or the row that
+is wrong is named.
 
 How many classes there are, and their names, is taken to be public: it is read from the data and no noise covers it.
 """
@@ -21,12 +22,13 @@ def texts_of(table: Table, labels: Sequence[str], *, pair_may_be_empty: bool = F
     pair = table.columns.pair
     texts = _checked(table, table.columns.text)
     pairs = None if pair is None else _checked(table, pair, may_be_empty=pair_may_be_empty)
-    return Texts(texts, pairs, _classes(table, labels))
+    persons = None if table.columns.person is None else _words(table, table.columns.person, "the id")
+    return Texts(texts, pairs, _classes(table, labels), persons)
 
 
 def label_names(table: Table) -> tuple[str, ...]:
     """The distinct labels: numbers in numeric, words in alphabetic order."""
-    names = set(_written_labels(table))
+    names = set(_words(table, table.columns.label, "label"))
     if not 2 <= len(names) <= MAX_CLASSES:
         raise ConfigurationError(
             f"{table.source}: column '{table.columns.label}' holds {len(names):,} different labels in "
@@ -48,26 +50,26 @@ def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> list[s
 def _classes(table: Table, labels: Sequence[str]) -> Tensor:
     known = {label: number for number, label in enumerate(labels)}
     classes = []
-    for row, label in enumerate(_written_labels(table)):
+    for row, label in enumerate(_words(table, table.columns.label, "label")):
         if label not in known:
             raise ConfigurationError(f"{table.place(row)}: label '{label}' is not one of {_some(labels)}")
         classes.append(known[label])
     return torch.tensor(classes, dtype=torch.int64)
 
 
-def _written_labels(table: Table) -> list[str]:
-    """As words, whatever the format: those without types write the number 1 as "1"."""
-    labels = []
-    for row, value in enumerate(table.values[table.columns.label]):
+def _words(table: Table, column: str, what: str) -> list[str]:
+    """Labels or ids as words, whatever the format: those without types write the number 1 as "1". what: for errors."""
+    words = []
+    for row, value in enumerate(table.values[column]):
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # a column of integers that lacks one somewhere becomes one of floats
-        label = str(value).lower() if isinstance(value, bool) else str(value).strip()
-        if value is None or not label or label == "nan":
-            raise ConfigurationError(f"{table.place(row)}: '{table.columns.label}' is empty")
+        word = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if value is None or not word or word == "nan":
+            raise ConfigurationError(f"{table.place(row)}: '{column}' is empty")
         if not isinstance(value, (str, int)):
-            raise ConfigurationError(f"{table.place(row)}: label {_short(value)} is neither an integer nor a word")
-        labels.append(label)
-    return labels
+            raise ConfigurationError(f"{table.place(row)}: {what} {_short(value)} is neither an integer nor a word")
+        words.append(word)
+    return words
 
 
 def _is_integer(name: str) -> bool:

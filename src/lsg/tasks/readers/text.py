@@ -59,6 +59,7 @@ def _from_hub(name: str, wanted: WantedColumns) -> TaskData:
 
 
 def _same_columns(training: Table) -> WantedColumns:
+    """Of the evaluation data; whose records those are does not matter."""
     return WantedColumns(training.columns.text, training.columns.pair, training.columns.label)
 
 
