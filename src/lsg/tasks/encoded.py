@@ -42,8 +42,8 @@ class EncodedTexts:
         chosen = torch.as_tensor(indices)
         longest = int(self.lengths[chosen].max())
         width = min(_rounded_up(longest), self.ids.shape[1])
-        rows = _on(self.ids.device, chosen)
-        lengths = _on(self.ids.device, self.lengths[chosen])
+        rows = on_device(self.ids.device, chosen)
+        lengths = on_device(self.ids.device, self.lengths[chosen])
         batch = {
             "input_ids": self.ids[:, :width].index_select(0, rows).long(),
             "attention_mask": (torch.arange(width, device=lengths.device) < lengths[:, None]).long(),
@@ -69,15 +69,32 @@ class EncodedImages:
         return len(self.labels)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """One batch, in channels-last order on a GPU, where convolutions are faster with it."""
-        rows = _on(self.pixels.device, torch.as_tensor(indices))
-        images = (self.pixels.index_select(0, rows).float() / 255 - self.mean) / self.deviation
-        if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return images, self.labels.index_select(0, rows)
+        """One batch."""
+        rows = on_device(self.pixels.device, torch.as_tensor(indices))
+        return self.normalised(self.pixels.index_select(0, rows)), self.labels.index_select(0, rows)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """As a model gets them: in channels-last order on a GPU, where convolutions are faster with it."""
+        return _channels_last((pixels.float() / 255 - self.mean) / self.deviation)
 
 
-Encoded = EncodedTexts | EncodedImages
+@dataclass(frozen=True)
+class EncodedFeatures:
+    """features (n, channels, height, width) of images and labels (n,), on the device."""
+
+    features: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """One batch."""
+        rows = on_device(self.features.device, torch.as_tensor(indices))
+        return _channels_last(self.features.index_select(0, rows).float()), self.labels.index_select(0, rows)
+
+
+Encoded = EncodedTexts | EncodedImages | EncodedFeatures
 
 
 def encode_texts(
@@ -126,9 +143,9 @@ def encode_images(
     return EncodedImages(images.pixels.to(device), images.labels.to(device), *constants)
 
 
-def as_loader(data: Encoded, batch_size: int) -> DataLoader[Any]:
-    """For `PrivacyEngine`. The data set makes whole batches, so there is nothing to collate."""
-    return DataLoader(data, batch_size=batch_size, collate_fn=_as_is)  # type: ignore[arg-type]
+def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
+    """For `PrivacyEngine`. data: encoded, or views of it; it makes whole batches, so there is nothing to collate."""
+    return DataLoader(data, batch_size=batch_size, collate_fn=_as_is)
 
 
 def batches_in_order(data: Encoded, size: int) -> Iterator[Batch]:
@@ -154,6 +171,10 @@ def _matrix(rows: list[list[int]], lengths: Tensor, width: int, padding: int) ->
     return matrix
 
 
-def _on(device: torch.device, indices: Tensor) -> Tensor:
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
+
+
+def on_device(device: torch.device, indices: Tensor) -> Tensor:
     """Copied without waiting for what the device still computes."""
     return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices

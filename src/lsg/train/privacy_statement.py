@@ -59,6 +59,7 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "expected_batch_size": spent.expected_batch_size,
         "steps": spent.steps,
         "records": spent.records,
+        **({"views": config.views} if config.views > 1 else {}),
         "clipping": config.clipping if config.method != "non-private" else None,
         "clipping_meaning": _CLIPPING[config.clipping] if config.method != "non-private" else None,
         "max_grad_norm": config.max_grad_norm if config.method != "non-private" else None,
@@ -86,12 +87,17 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
         f"probability {config.delta:g}. It holds for every record, whatever else that person knows. It was achieved by "
         f"{spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} records "
         f"(every record independently with probability {spent.sample_rate:.4g}), by limiting each record's "
-        f"contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
-        f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
-        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
+        f"contribution to a step{_views(config)} to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian "
+        f"noise of {spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers "
+        "that a step learns from the data. "
+        f"The total was computed by the {config.accountant.upper()} accountant. "
         + (f"Trained on: {facts.used}. So one record more or less moves no other. " if facts.used else "")
         + "The number of records, and the rest of public_by_assumption, counts as known to everybody."
     )
+
+
+def _views(config: RunConfig) -> str:
+    return f", the average over {config.views} random views of it," if config.views > 1 else ""
 
 
 def _no_statement(config: RunConfig) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.train.config import RunConfig
+from lsg.train.fixed_front import computed_once
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener
 from lsg.train.precision import choose_device, choose_precision, matmul_precision
@@ -48,6 +49,7 @@ def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_ev
     _check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
+        data = computed_once(config, data, model, listener)
         training = Training(config, data, model, device, folder, listener)
         folder.create(config)
         try:
