@@ -42,11 +42,14 @@ class _Standardised(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
         direction, scale, inside = ctx.saved_tensors
-        g = grads[0].flatten(2)
-        along = (g * direction).sum(2)
-        turned = g - g.mean(2, keepdim=True)
-        turned = torch.addcmul(turned, (along * inside).unsqueeze(2), direction, value=-1).mul_(scale.unsqueeze(1))
-        return turned.view(grads[0].shape), along, None, None, None
+        # Mean and product with u are one product with two vectors, and taking them away is one, too: on a GPU, reading
+        # and writing so many numbers is all that this costs.
+        g_OBC, vectors = grads[0].flatten(2).transpose(0, 1), torch.stack([torch.ones_like(direction), direction], 1)
+        sums = g_OBC @ vectors.mT
+        shares = torch.stack([torch.full_like(scale, 1 / direction.shape[1]), inside.to(scale.dtype)], 1)
+        turned = g_OBC * scale.view(-1, 1, 1)
+        turned.baddbmm_(sums * (shares * scale.unsqueeze(1)).unsqueeze(1), vectors, alpha=-1)
+        return turned.transpose(0, 1).reshape(grads[0].shape), sums[..., 1].mT, None, None, None
 
 
 class _MovedOutput(torch.autograd.Function):

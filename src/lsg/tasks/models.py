@@ -45,6 +45,7 @@ ZOO: dict[str, Callable[[ImageShape], nn.Module]] = {
     "wrn28-4": lambda shape: wrn28(4, shape.classes, shape.channels),
     # De et al. 2022: for a large budget, with several views of each image.
     "wrn16-4": lambda shape: standardised_wrn(16, 4, shape.classes, shape.channels),
+    "wrn16-2": lambda shape: standardised_wrn(16, 2, shape.classes, shape.channels),
     "wrn40-4": lambda shape: standardised_wrn(40, 4, shape.classes, shape.channels),
     # Tramèr and Boneh 2021: for a small budget.
     "scatter-linear": lambda shape: scatter_linear(shape.classes, shape.channels, shape.height, shape.width),
