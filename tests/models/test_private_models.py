@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError
 from lsg.methods import DPSGD, LSG, Method
-from lsg.models import scatter_cnn, scatter_linear, standardised_wrn
+from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, standardised_wrn
 from lsg.models.standardised_conv import StandardisedConv2d
 from tests.support.reference import assert_per_sample_gradients
 
@@ -21,12 +21,13 @@ def made(name: str) -> nn.Module:
     return {
         "wrn": lambda: standardised_wrn(10, 1, 5, 3, groups=4),
         "linear": lambda: scatter_linear(5, 3, 16, 12),
+        "resnet": lambda: scatter_resnet(5, 3, 16, 16, channels=4, groups=2),
         "cnn": lambda: scatter_cnn(5, 3, 16, 16, channels=6),
     }[name]()
 
 
 @pytest.mark.parametrize("method", [DPSGD(), LSG(rank=2, sparsity=0.3)], ids=str)
-@pytest.mark.parametrize("name", ["wrn", "linear", "cnn"])
+@pytest.mark.parametrize("name", ["wrn", "linear", "cnn", "resnet"])
 def test_per_sample_gradients_equal_batches_of_one(name: str, method: Method) -> None:
     model = made(name).double()
     x = torch.rand(4, 3, 16, 12 if name == "linear" else 16, generator=torch.Generator().manual_seed(1))
@@ -49,7 +50,7 @@ def test_wide_resnets_normalise_after_the_relu() -> None:
         if isinstance(module, nn.GroupNorm):
             module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     model(torch.randn(2, 3, 16, 16))
-    assert len(seen) == 3 * 3 + 1 and all((x >= 0).all() and (x == 0).any() for x in seen)
+    assert len(seen) == 2 + 3 + 3 + 1 and all((x >= 0).all() and (x == 0).any() for x in seen)
 
 
 def test_published_sizes_on_scattering_features() -> None:
@@ -57,7 +58,7 @@ def test_published_sizes_on_scattering_features() -> None:
     assert sum(p.numel() for p in scatter_linear(10, 1, 28, 28).parameters()) == 81 * 49 * 10 + 10
 
 
-@pytest.mark.parametrize("name", ["wrn", "linear", "cnn"])
+@pytest.mark.parametrize("name", ["wrn", "linear", "cnn", "resnet"])
 def test_no_sample_sees_another(name: str) -> None:
     model = made(name)
     x = torch.rand(4, 3, 16, 12 if name == "linear" else 16)
@@ -69,3 +70,5 @@ def test_impossible_sizes_are_refused() -> None:
         standardised_wrn(17)
     with pytest.raises(ConfigurationError, match="channels=0"):
         scatter_cnn(10, 3, 32, 32, channels=0)
+    with pytest.raises(ConfigurationError, match="channels=24: must be a multiple of groups=16"):
+        scatter_resnet(10, 3, 32, 32, channels=24)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError
 from lsg.models.scattering import FEATURES, STRIDE, Scattering
+from lsg.models.standardised_conv import StandardisedConv2d
+from lsg.models.standardised_wrn import Block
 
 GROUPS = 27  # of three features of a grey image, or of nine of one in colour
 
@@ -46,6 +48,27 @@ def scatter_cnn(classes: int, in_channels: int, height: int, width: int, *, chan
     )
     features = channels * (height // STRIDE // 2) * (width // STRIDE // 2)
     return ScatterClassifier(_front(in_channels, height, width), layers, features, classes)
+
+
+def scatter_resnet(
+    classes: int, in_channels: int, height: int, width: int, *, channels: int = 128, groups: int = 16
+) -> ScatterClassifier:
+    """Four blocks of a wide ResNet, as in De et al. (2022), on normalised scattering features: for a large budget.
+
+    channels: of the first two blocks, a multiple of `groups`; the others have twice as many, on half the map."""
+    if channels < 1 or channels % groups:
+        raise ConfigurationError(f"channels={channels}: must be a multiple of groups={groups}")
+    layers = nn.Sequential(
+        StandardisedConv2d(in_channels * FEATURES, channels, 3),
+        Block(channels, channels, 1, groups),
+        Block(channels, channels, 1, groups),
+        Block(channels, 2 * channels, 2, groups),
+        Block(2 * channels, 2 * channels, 1, groups),
+        nn.ReLU(),
+        nn.GroupNorm(groups, 2 * channels),
+        nn.AdaptiveAvgPool2d(1),
+    )
+    return ScatterClassifier(_front(in_channels, height, width), layers, 2 * channels, classes)
 
 
 def _front(in_channels: int, height: int, width: int) -> nn.Sequential:

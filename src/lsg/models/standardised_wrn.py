@@ -13,7 +13,7 @@ from lsg.models.standardised_conv import StandardisedConv2d
 from lsg.models.wrn import check_sizes
 
 
-class _NormConv(nn.Module):
+class ReluNormConv(nn.Module):
     """relu-norm-conv: (batch, inputs, h, w) to (batch, outputs, h/stride, w/stride)."""
 
     def __init__(self, inputs: int, outputs: int, kernel_size: int, stride: int, groups: int) -> None:
@@ -25,16 +25,15 @@ class _NormConv(nn.Module):
         return self.conv(self.norm(F.relu(x)))
 
 
-class _Block(nn.Module):
-    """Two convolutions, plus the input; the first block of a stage changes its shape by a third one."""
+class Block(nn.Module):
+    """Two convolutions, plus the input, or a third convolution of it where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, groups: int, *, first: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.first, self.second = (
-            _NormConv(inputs, outputs, 3, stride, groups),
-            _NormConv(outputs, outputs, 3, 1, groups),
-        )
-        self.shortcut = _NormConv(inputs, outputs, 1, stride, groups) if first else nn.Identity()
+        self.first = ReluNormConv(inputs, outputs, 3, stride, groups)
+        self.second = ReluNormConv(outputs, outputs, 3, 1, groups)
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else ReluNormConv(inputs, outputs, 1, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.second(self.first(x))
@@ -49,7 +48,7 @@ class StandardisedWideResNet(nn.Module):
         self.stem = StandardisedConv2d(in_channels, widths[0], 3)
         self.stages = nn.Sequential(
             *(
-                _Block(outputs if block else inputs, outputs, 1 if block else stride, groups, first=block == 0)
+                Block(outputs if block else inputs, outputs, 1 if block else stride, groups)
                 for inputs, outputs, stride in zip(widths, widths[1:], (1, 2, 2), strict=False)
                 for block in range(blocks)
             )
