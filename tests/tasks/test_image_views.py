@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lsg.tasks.data import Images
 from lsg.tasks.encoded import EncodedImages, encode_images
+from lsg.tasks.image_features import encode_features
 from lsg.tasks.image_views import ImageViews
 
 CPU = torch.device("cpu")
@@ -60,3 +61,15 @@ def test_the_global_stream_repeats_views() -> None:
     torch.set_rng_state(state)
     assert torch.equal(data.__getitems__([0, 3])[0], first) and not torch.equal(first, second)
     assert len(data) == 6
+
+
+def test_features_of_views_stay_with_their_record() -> None:
+    data = ImageViews(encoded(), 3, flip=False)
+    torch.manual_seed(5)
+    features = encode_features(torch.nn.Identity(), data, torch.float32)
+    torch.manual_seed(5)
+    rows, labels = data.__getitems__(range(6))
+    found, found_labels = features.__getitems__([4, 0])
+    assert torch.equal(found, torch.cat([rows[12:15], rows[:3]]))
+    assert torch.equal(found_labels, torch.cat([labels[12:15], labels[:3]]))
+    assert len(features) == 6

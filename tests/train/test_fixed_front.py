@@ -65,6 +65,20 @@ def test_a_crash_costs_nothing(tmp_path: Path) -> None:
     same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_views_are_transformed_in_each_step(transforms: list[int], tmp_path: Path) -> None:
-    result = run(replace(SCATTER, views=2, epochs=1), tmp_path / "run")
-    assert sum(transforms) > 2 * 1000 and result.privacy["views"] == 2
+def test_features_of_views_are_computed_once_too(transforms: list[int], tmp_path: Path) -> None:
+    config = replace(SCATTER, views=3)
+    result = run(config, tmp_path / "whole")
+    assert sum(transforms) == 3 * result.privacy["records"] + (1797 - result.privacy["records"]) + 1
+    assert result.privacy["views"] == 3
+    with pytest.raises(CrashError):
+        run(config, tmp_path / "run", listener=CrashAt(step=4), checkpoint_every=1)
+    run(config, tmp_path / "run", resume=True)
+    same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_views_are_transformed_in_each_step_where_memory_is_short(
+    transforms: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsg.tasks.image_features.MOST_BYTES", 0)
+    result = run(replace(SCATTER, views=2), tmp_path / "run")
+    assert sum(transforms) > 4 * 1000 and result.privacy["views"] == 2

@@ -80,18 +80,21 @@ class EncodedImages:
 
 @dataclass(frozen=True)
 class EncodedFeatures:
-    """features (n, channels, height, width) of images and labels (n,), on the device."""
+    """features (n * views, channels, height, width) of images, those of a record adjacent, and labels (n,), on the
+    device."""
 
     features: Tensor
     labels: Tensor
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """One batch."""
-        rows = on_device(self.features.device, torch.as_tensor(indices))
-        return _channels_last(self.features.index_select(0, rows).float()), self.labels.index_select(0, rows)
+        """One batch of len(indices) * views rows."""
+        records = on_device(self.features.device, torch.as_tensor(indices)).repeat_interleave(self.views)
+        rows = records * self.views + torch.arange(len(records), device=records.device) % self.views
+        return _channels_last(self.features.index_select(0, rows).float()), self.labels.index_select(0, records)
 
 
 Encoded = EncodedTexts | EncodedImages | EncodedFeatures

@@ -18,7 +18,6 @@ def check_views(config: RunConfig) -> None:
 
 def with_views(data: Encoded, config: RunConfig) -> Encoded | ImageViews:
     """What is trained on: the data themselves, or `config.views` views of each image."""
-    if config.views == 1:
+    if config.views == 1 or not isinstance(data, EncodedImages):  # features of views are views already
         return data
-    assert isinstance(data, EncodedImages)
     return ImageViews(data, config.views, flip=config.task in NATURAL)
