@@ -4,8 +4,8 @@
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
 preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
-of its model, method and masks, or of the slowest so far. Of each cell its result.json alone is kept; for results/, fold them
-into one file: `python -m lsg.reproduce.records STORE`.
+of its model, method and masks, or of the slowest so far. Of each cell its result.json alone is kept; for results/, fold
+them into one file: `python -m lsg.reproduce.records STORE`.
 """
 
 import gc

@@ -1,11 +1,18 @@
 """`--views`: several views of an image in a step, resumed to the bit, refused for texts, and told in the statement."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
-from lsg import ConfigurationError
+from lsg import DPSGD, ConfigurationError, PrivacyEngine
+from lsg.models import standardised_wrn
+from lsg.tasks.data import Images
+from lsg.tasks.encoded import as_loader, encode_images
+from lsg.tasks.image_views import ImageViews
 from lsg.train.config import RunConfig
 from lsg.train.run import run
 from tests.support.train_runs import DIGITS, CrashAt, CrashError, same, strict
@@ -53,3 +60,45 @@ def test_texts_have_no_views(texts: RunConfig, tmp_path: Path) -> None:
 def test_impossible_views_are_refused(changed: dict[str, int], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         run(replace(VIEWS, **changed), tmp_path / "run")
+
+
+def test_a_record_with_all_its_views_counts_once() -> None:
+    """The clipped sum is the one of records, each the average of its adjacent views, none longer than C. So adding or
+    removing a record moves it by at most C."""
+    torch.manual_seed(0)
+    views, bound = 3, 0.01
+    pixels = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8)
+    images = encode_images(Images(pixels, torch.arange(12)), (0.5,), (0.5,), torch.device("cpu"))
+    model = standardised_wrn(10, 1, 12, 3, groups=4).double()
+    plain = copy.deepcopy(model)
+    engine = PrivacyEngine()
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data_loader=as_loader(ImageViews(images, views, flip=True), 6),
+        noise_multiplier=0.0,
+        max_grad_norm=bound,
+        method=DPSGD(),
+        views=views,
+        noise_generator=torch.Generator().manual_seed(1),
+    )
+    x, y = next(iter(loader))
+    assert y[::views].unique().tolist() == y[::views].tolist()  # a label is a record here
+    assert torch.equal(y, y[::views].repeat_interleave(views))
+    F.cross_entropy(model(x.double()), y).backward()
+    optimizer.step()
+    wanted = {name: torch.zeros_like(p) for name, p in plain.named_parameters()}
+    for record in range(len(x) // views):
+        plain.zero_grad()
+        own = slice(record * views, (record + 1) * views)
+        F.cross_entropy(plain(x[own].double()), y[own]).backward()
+        gradient = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+        norm = torch.stack([g.norm() for g in gradient.values()]).norm()
+        assert norm > bound
+        for name, g in gradient.items():
+            wanted[name] += g * (bound / norm)
+    after = dict(model.named_parameters())
+    for name, before in plain.named_parameters():
+        moved = (before - after[name]) * optimizer.expected_batch_size
+        torch.testing.assert_close(moved, wanted[name], rtol=1e-6, atol=1e-10)
+    engine.detach()
