@@ -34,6 +34,18 @@ def test_per_sample_gradients_equal_batches_of_one(name: str, method: Method) ->
     assert_per_sample_gradients(model, method, (x.double(), torch.arange(4)), 4, loss)
 
 
+@pytest.mark.parametrize("method", [DPSGD(), LSG(rank=2, sparsity=0.3)], ids=str)
+@pytest.mark.parametrize("name", ["wrn", "cnn", "resnet"])
+def test_per_sample_gradients_under_autocast(name: str, method: Method) -> None:
+    def lower(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(model, batch)
+
+    x = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    images = x.contiguous(memory_format=torch.channels_last)
+    assert_per_sample_gradients(made(name), method, (images, torch.arange(4)), 4, lower, tolerance=0.03)
+
+
 @pytest.mark.parametrize(("depth", "millions"), [(16, 2.75), (40, 8.95)])
 def test_wide_resnets_have_the_published_size(depth: int, millions: float) -> None:
     model = standardised_wrn(depth, 4)

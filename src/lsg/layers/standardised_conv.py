@@ -99,8 +99,9 @@ def standardised_conv_forward(
         return images.back(y)
     along, level = gain_carrier / gain, torch.zeros_like(gain_carrier)
     if carriers.rows is not None:
-        along = along - _moved(carriers, space, direction) * (inside / length)
-        level = -_moved(carriers, space, torch.full_like(direction, 1 / direction.shape[1])) * scale
+        with torch.autocast(x.device.type, enabled=False):
+            along = along - _moved(carriers, space, direction) * (inside / length)
+            level = -_moved(carriers, space, torch.full_like(direction, 1 / direction.shape[1])) * scale
         kept = scale if space.rows_kept is None else scale[space.rows_kept]
         carriers = Carriers(carriers.rows * kept, carriers.columns)
         space = space._replace(row_factor=space.row_factor * scale.to(dtype).unsqueeze(1))
