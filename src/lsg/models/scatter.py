@@ -51,7 +51,7 @@ def scatter_cnn(classes: int, in_channels: int, height: int, width: int, *, chan
 
 
 def scatter_resnet(
-    classes: int, in_channels: int, height: int, width: int, *, channels: int = 128, groups: int = 16
+    classes: int, in_channels: int, height: int, width: int, *, channels: int = 64, groups: int = 16
 ) -> ScatterClassifier:
     """Four blocks of a wide ResNet, as in De et al. (2022), on normalised scattering features: for a large budget.
 
