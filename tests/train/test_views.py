@@ -44,6 +44,18 @@ def test_the_statement_tells_of_views(tmp_path: Path) -> None:
         assert views[key] == plain[key]
 
 
+def test_a_run_that_is_older_than_the_option_goes_on(tmp_path: Path) -> None:
+    config = replace(DIGITS, epochs=2)
+    run(config, tmp_path / "whole")
+    with pytest.raises(CrashError):
+        run(config, tmp_path / "run", listener=CrashAt(step=2), checkpoint_every=1)
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace("views = 1\n", ""))
+    assert "views" not in file.read_text()
+    run(config, tmp_path / "run", resume=True)
+    same(tmp_path / "run", tmp_path / "whole")
+
+
 def test_texts_have_no_views(texts: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--views 2: only images have views, and --task sst2 has texts"):
         run(replace(texts, views=2), tmp_path / "run")

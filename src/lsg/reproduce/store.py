@@ -17,7 +17,7 @@ from lsg.errors import ConfigurationError
 from lsg.files.strict_json import loads
 from lsg.methods import METHODS
 from lsg.reproduce.records import read_records, records_file
-from lsg.train.config import RunConfig
+from lsg.train.config import RunConfig, with_defaults
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Store:
 
 
 def _check_same(place: str, stored: dict[str, Any], config: RunConfig) -> None:
-    wanted = config.to_dict()
+    stored, wanted = with_defaults(stored), config.to_dict()
     for key in sorted(stored.keys() | wanted.keys()):
         if stored.get(key) != wanted.get(key):
             raise ConfigurationError(

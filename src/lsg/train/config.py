@@ -169,5 +169,12 @@ def _converted(field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     raise ConfigurationError(f"{source}: {field.name} = {value!r} must be {wanted}")
 
 
+def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a run's file says, and for settings that are younger than the file their defaults, which change nothing."""
+    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    known = {name: value for name, value in defaults.items() if value not in (None, dataclasses.MISSING)}
+    return {**known, **settings}
+
+
 def option(name: str) -> str:
     return "--" + name.replace("_", "-")

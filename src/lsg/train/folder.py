@@ -15,7 +15,7 @@ from typing import Any
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
 from lsg.files.strict_json import loads
-from lsg.train.config import RunConfig, option
+from lsg.train.config import RunConfig, option, with_defaults
 from lsg.train.config_file import read_settings, to_toml
 from lsg.train.lock import exclusive
 
@@ -72,7 +72,7 @@ class RunFolder:
         self._was_there = True
 
     def _check_same(self, config: RunConfig) -> None:
-        begun, wanted = read_settings(self.path / "config.toml"), config.to_dict()
+        begun, wanted = with_defaults(read_settings(self.path / "config.toml")), config.to_dict()
         differing = [key for key in sorted(begun.keys() | wanted.keys()) if begun.get(key) != wanted.get(key)]
         if differing:
             told = ", ".join(f"{option(key)} {begun.get(key)} (now {wanted.get(key)})" for key in differing)
