@@ -4,8 +4,8 @@
 
 Each line of CELLS.jsonl is {"name": folder in STORE, ...fields of RunConfig}; the fields that it leaves out are the
 preset's. RECORDS: of the whole training set. A cell is started only if it would still fit at the pace of the last one
-of its method and masks, or of the slowest so far. Of each cell its result.json alone is kept; for results/, fold them
-into one file: `python -m lsg.reproduce.records STORE`.
+of its model, method and masks, or of the slowest so far. Of each cell its result.json alone is kept; for results/, fold
+them into one file: `python -m lsg.reproduce.records STORE`.
 """
 
 import gc
@@ -30,19 +30,20 @@ class Lease:
 
     def __init__(self, store: Path, seconds: float, records: int, *, checkpoints: bool = False) -> None:
         self.store, self._limit, self._records, self._start = store, seconds, records, time.perf_counter()
-        self._pace: dict[tuple[str, str], float] = {}  # seconds a sample, of the last cell of each method and masks
+        # Seconds a sample (a view of one, with --views), of the last cell of each model, method and masks.
+        self._pace: dict[tuple[str, str, str], float] = {}
         if not checkpoints:
             checkpoint_times.SECONDS_BETWEEN = float("inf")
 
     def run(self, name: str, config: RunConfig) -> runs.RunResult | None:
         """The cell's result: an earlier one, or a new one; None without time for it, or where it failed."""
         folder = self.store / name
-        file, samples = folder / "result.json", config.epochs * (config.train_limit or 1) * self._records
+        file, samples = folder / "result.json", config.epochs * config.views * (config.train_limit or 1) * self._records
         if file.exists():
             earlier = runs.RunResult.from_dict(json.loads(file.read_text()), str(file))
             if earlier.config == config:
                 return earlier
-        began, kind = time.perf_counter(), (config.method, config.importance)
+        began, kind = time.perf_counter(), (config.model, config.method, config.importance)
         pace = self._pace.get(kind, max(self._pace.values(), default=0.0))
         if began - self._start + pace * samples > self._limit:
             print(f"no time left for {name}", flush=True)

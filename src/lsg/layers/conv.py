@@ -18,7 +18,7 @@ from lsg.kernels import conv_kernel, conv_reference
 from lsg.kernels.factor_gradient import select
 from lsg.layers.autograd_functions import fixed_signature, refuse_double_backward
 from lsg.layers.linear import compute_dtype, weight_as
-from lsg.layers.operands import Operand, Space, weight_operands
+from lsg.layers.operands import Carriers, Operand, Space, weight_operands
 from lsg.layers.patched_module import PatchedModule
 from lsg.layers.rows import Rows
 from lsg.layers.rule import Rule
@@ -165,6 +165,20 @@ def _as_one_sample(values: Tensor) -> Tensor:
     return values.contiguous().flatten().reshape(1, -1, *values.shape[2:])
 
 
+def convolution(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    carriers: Carriers,
+    bias_carrier: Tensor | None,
+    space: Space,
+) -> Tensor:
+    """conv(x, kernel) + bias, whose gradients for kernel and bias go into carriers."""
+    y: Tensor = _Conv.apply(*_Operands(x, kernel, bias, geometry, *carriers, bias_carrier, *space))
+    return y
+
+
 def conv_forward(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, patched: PatchedModule, places: SamplePlaces, input: Tensor
 ) -> Tensor:
@@ -179,16 +193,15 @@ def conv_forward(
     slot = patched.slots.get("weight")
     carriers, space = weight_operands(slot, dtype, images.carrier)
     bias_slot = patched.slots.get("bias")
-    operands = _Operands(
+    y = convolution(
         x,
         weight_as(module.weight, slot, dtype),
         None if module.bias is None else module.bias.detach().to(dtype),
         Geometry(module.stride, padding, module.dilation, module.groups),
-        *carriers,
+        carriers,
         images.carrier(bias_slot.carriers[0]) if bias_slot else None,
-        *space,
+        space,
     )
-    y: Tensor = _Conv.apply(*operands)
     return images.back(y)
 
 

@@ -20,11 +20,13 @@ from lsg.layers import (
     layer_norm,
     linear,
     made_once,
+    standardised_conv,
     subclasses,
 )
 from lsg.layers.instance_methods import has_own_forward
 from lsg.layers.patched_module import RuleForward
 from lsg.layers.rule import Rule
+from lsg.models.standardised_conv import StandardisedConv2d
 
 _BY_FORWARD: dict[Any, Rule] = {
     nn.Linear.forward: linear.LINEAR,
@@ -33,6 +35,7 @@ _BY_FORWARD: dict[Any, Rule] = {
     nn.Conv1d.forward: conv.CONV,
     nn.Conv2d.forward: conv.CONV,
     nn.Conv3d.forward: conv.CONV,
+    StandardisedConv2d.forward: standardised_conv.STANDARDISED_CONV,
     nn.LayerNorm.forward: layer_norm.LAYER_NORM,
     nn.GroupNorm.forward: group_norm.GROUP_NORM,
     nn.InstanceNorm2d.forward: group_norm.INSTANCE_NORM,  # of the other dimensions too: they share it

@@ -73,12 +73,17 @@ def wide_resnet(
     In: the sizes; `groups` is the number of GroupNorm groups, lowered where it does not divide a layer's channels.
     Out: an untrained model. Width 4 at depth 28 has 5.8 million parameters, width 2 has 1.5 million.
     """
+    check_sizes(depth=depth, width=width, classes=classes, in_channels=in_channels, groups=groups)
+    return WideResNet((depth - 4) // 6, width, classes, in_channels, groups)
+
+
+def check_sizes(*, depth: int, **sizes: int) -> None:
+    """Refuse what no wide ResNet can have."""
     if depth < 10 or (depth - 4) % 6:
         raise ConfigurationError(f"depth={depth}: a wide ResNet has 6n + 4 layers; use 10, 16, 22, 28, 34 or 40")
-    for name, value in (("width", width), ("classes", classes), ("in_channels", in_channels), ("groups", groups)):
+    for name, value in sizes.items():
         if value < 1:
             raise ConfigurationError(f"{name}={value}: must be at least 1")
-    return WideResNet((depth - 4) // 6, width, classes, in_channels, groups)
 
 
 def wrn28(width: int, classes: int = 10, in_channels: int = 3) -> WideResNet:

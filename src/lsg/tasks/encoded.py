@@ -42,8 +42,8 @@ class EncodedTexts:
         chosen = torch.as_tensor(indices)
         longest = int(self.lengths[chosen].max())
         width = min(_rounded_up(longest), self.ids.shape[1])
-        rows = _on(self.ids.device, chosen)
-        lengths = _on(self.ids.device, self.lengths[chosen])
+        rows = on_device(self.ids.device, chosen)
+        lengths = on_device(self.ids.device, self.lengths[chosen])
         batch = {
             "input_ids": self.ids[:, :width].index_select(0, rows).long(),
             "attention_mask": (torch.arange(width, device=lengths.device) < lengths[:, None]).long(),
@@ -69,27 +69,32 @@ class EncodedImages:
         return len(self.labels)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """One batch, in channels-last order on a GPU, where convolutions are faster with it."""
-        rows = _on(self.pixels.device, torch.as_tensor(indices))
-        images = (self.pixels.index_select(0, rows).float() / 255 - self.mean) / self.deviation
-        if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return images, self.labels.index_select(0, rows)
+        """One batch."""
+        rows = on_device(self.pixels.device, torch.as_tensor(indices))
+        return self.normalised(self.pixels.index_select(0, rows)), self.labels.index_select(0, rows)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """As a model gets them: in channels-last order on a GPU, where convolutions are faster with it."""
+        return _channels_last((pixels.float() / 255 - self.mean) / self.deviation)
 
 
 @dataclass(frozen=True)
 class EncodedFeatures:
-    """features (n, width) float32 and labels (n,) on the device: what a frozen encoder made of each record."""
+    """features (n * views, ...), those of a record adjacent, and labels (n,), on the device: what a fixed part of the
+    model made of each record, or of each of its views."""
 
     features: Tensor
     labels: Tensor
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        rows = _on(self.labels.device, torch.as_tensor(indices))
-        return self.features.index_select(0, rows), self.labels.index_select(0, rows)
+        """One batch of len(indices) * views rows."""
+        records = on_device(self.features.device, torch.as_tensor(indices)).repeat_interleave(self.views)
+        rows = records * self.views + torch.arange(len(records), device=records.device) % self.views
+        return _channels_last(self.features.index_select(0, rows).float()), self.labels.index_select(0, records)
 
 
 Encoded = EncodedTexts | EncodedImages | EncodedFeatures
@@ -141,9 +146,9 @@ def encode_images(
     return EncodedImages(images.pixels.to(device), images.labels.to(device), *constants)
 
 
-def as_loader(data: Encoded, batch_size: int) -> DataLoader[Any]:
-    """For `PrivacyEngine`. The data set makes whole batches, so there is nothing to collate."""
-    return DataLoader(data, batch_size=batch_size, collate_fn=_as_is)  # type: ignore[arg-type]
+def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
+    """For `PrivacyEngine`. data: encoded, or views of it; it makes whole batches, so there is nothing to collate."""
+    return DataLoader(data, batch_size=batch_size, collate_fn=_as_is)
 
 
 def batches_in_order(data: Encoded, size: int) -> Iterator[Batch]:
@@ -169,6 +174,12 @@ def _matrix(rows: list[list[int]], lengths: Tensor, width: int, padding: int) ->
     return matrix
 
 
-def _on(device: torch.device, indices: Tensor) -> Tensor:
+def _channels_last(images: Tensor) -> Tensor:
+    """On a GPU, where convolutions are faster with it. What is no image stays as it is."""
+    is_image = images.is_cuda and images.ndim == 4
+    return images.contiguous(memory_format=torch.channels_last) if is_image else images
+
+
+def on_device(device: torch.device, indices: Tensor) -> Tensor:
     """Copied without waiting for what the device still computes."""
     return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices

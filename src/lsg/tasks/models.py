@@ -19,7 +19,7 @@ from torch import nn
 from lsg.errors import ConfigurationError, first_line
 from lsg.files.strict_json import loads
 from lsg.layers.registry import rule_for
-from lsg.models import small_cnn, wrn28
+from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, small_cnn, standardised_wrn, wrn28
 from lsg.tasks.pooled import PooledClassifier
 
 
@@ -44,6 +44,14 @@ def _small_cnn(name: str, width: int, shape: ImageShape) -> nn.Module:
 ZOO: dict[str, Callable[[ImageShape], nn.Module]] = {
     "wrn28-2": lambda shape: wrn28(2, shape.classes, shape.channels),
     "wrn28-4": lambda shape: wrn28(4, shape.classes, shape.channels),
+    # De et al. 2022: for a large budget, with several views of each image.
+    "wrn16-4": lambda shape: standardised_wrn(16, 4, shape.classes, shape.channels),
+    "wrn16-2": lambda shape: standardised_wrn(16, 2, shape.classes, shape.channels),
+    "wrn40-4": lambda shape: standardised_wrn(40, 4, shape.classes, shape.channels),
+    # Tramèr and Boneh 2021: for a small budget.
+    "scatter-linear": lambda shape: scatter_linear(shape.classes, shape.channels, shape.height, shape.width),
+    "scatter-cnn": lambda shape: scatter_cnn(shape.classes, shape.channels, shape.height, shape.width),
+    "scatter-resnet": lambda shape: scatter_resnet(shape.classes, shape.channels, shape.height, shape.width),
     "small-cnn": lambda shape: _small_cnn("small-cnn", 32, shape),
     # Wide enough for rank 8 to matter: on digits DPSGD noises 11 times as many numbers as LSG.
     "small-cnn-wide": lambda shape: _small_cnn("small-cnn-wide", 48, shape),

@@ -40,6 +40,8 @@ class RunConfig:
     train_limit: use about that share of the training records, the same ones for every seed. 0 uses all.
     validation: hold out about that share of the training records and score on them, not on the task's evaluation data:
         for tuning. 0 scores on the evaluation data. Both are shares, not numbers: see lsg.tasks.split.
+    views: of each image in a step, randomly moved (and flipped, if natural), their gradients averaged before the clip.
+        1 takes images as they are. `max_physical_batch_size` counts views.
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
@@ -92,6 +94,7 @@ class RunConfig:
     averaging: float = 0.0
     unit_column: str | None = None
     max_records_per_unit: int | None = None
+    views: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -110,7 +113,7 @@ class RunConfig:
         for name in ("lr", "max_grad_norm", "head_scale", "head_lr", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
-        limits = ("max_length", "max_physical_batch_size", "max_physical_tokens", "max_records_per_unit")
+        limits = ("max_length", "max_physical_batch_size", "max_physical_tokens", "max_records_per_unit", "views")
         for name in ("batch_size", "epochs", *limits):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")

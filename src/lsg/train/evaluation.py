@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lsg.tasks.encoded import Batch, Encoded, EncodedImages, batches_in_order
+from lsg.tasks.encoded import Batch, Encoded, EncodedTexts, batches_in_order
 from lsg.train.precision import autocast
 from lsg.train.run_warnings import OneAnswer
 
@@ -37,7 +37,7 @@ class Classifier:
     def _count_right(self, model: nn.Module, data: Encoded) -> Tensor:
         """How many are classified right, still on the device."""
         total = torch.zeros((), dtype=torch.long, device=self._device)
-        size = _IMAGES_ON_GPU if isinstance(data, EncodedImages) and total.is_cuda else _BATCH
+        size = _IMAGES_ON_GPU if total.is_cuda and not isinstance(data, EncodedTexts) else _BATCH
         for batch in batches_in_order(data, size):
             logits, labels = self.logits(model, batch)
             total += (logits.argmax(dim=1) == labels).sum()

@@ -15,6 +15,7 @@ from lsg.tasks.readers.files import local_path
 from lsg.tasks.split import divide, how_divided
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
+from lsg.train.prepare_images import check_views
 from lsg.train.protected import Protected, whom_it_protects
 
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
@@ -22,6 +23,7 @@ from lsg.train.protected import Protected, whom_it_protects
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "fashion-mnist": ((0.2860,), (0.3530,)),
+    "digits": ((0.0,), (1.0,)),  # [0, 1], as `lsg demo` has them
 }
 DEFAULT_NORMALISATION = ((0.5,), (0.5,))
 LOCAL = "local, not named here"
@@ -58,6 +60,7 @@ class PreparedData:
 
 def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> PreparedData:
     """The task's data, with `train_limit` and `validation` applied."""
+    check_views(config)
     columns = (config.text_column, config.pair_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, device)

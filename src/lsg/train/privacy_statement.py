@@ -60,6 +60,7 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "steps": spent.steps,
         "records": spent.protected.records,
         "units": spent.protected.units,
+        **({"views": config.views} if config.views > 1 else {}),
         "clipping": config.clipping if config.method != "non-private" else None,
         "clipping_meaning": _CLIPPING[config.clipping] if config.method != "non-private" else None,
         "max_grad_norm": config.max_grad_norm if config.method != "non-private" else None,
@@ -88,9 +89,9 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
         f"probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was achieved "
         f"by {spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} {noun}s "
         f"(every {noun} independently with probability {spent.sample_rate:.4g}{_with_records(whom)}), by limiting each "
-        f"{noun}'s contribution to a step to an L2 norm of {config.max_grad_norm:g}, and by adding Gaussian noise of "
-        f"{spent.noise_multiplier:.4g} times that limit to each of the {spent.noise_dimensions:,} numbers that a step "
-        f"learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
+        f"{noun}'s contribution to a step{_views(config)} to an L2 norm of {config.max_grad_norm:g}, and by adding "
+        f"Gaussian noise of {spent.noise_multiplier:.4g} times that limit to each of the "
+        f"{spent.noise_dimensions:,} numbers that a step learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
         + (f"Trained on: {facts.used}. So one {noun} more or less moves no other. " if facts.used else "")
         + f"The number of {noun}s, and the rest of public_by_assumption, counts as known to everybody."
     )
@@ -119,6 +120,10 @@ def _meaning(whom: Protected) -> str:
         "One person is all records with one id, and the guarantee is about adding all of them to the data or removing "
         "them"
     )
+
+
+def _views(config: RunConfig) -> str:
+    return f", the average over {config.views} random views of it," if config.views > 1 else ""
 
 
 def _no_statement(config: RunConfig) -> str:

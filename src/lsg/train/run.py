@@ -12,6 +12,7 @@ import torch
 from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.tasks.pooled import PooledClassifier
 from lsg.train.config import RunConfig
+from lsg.train.fixed_front import computed_once
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener
 from lsg.train.precision import choose_device, choose_precision, matmul_precision
@@ -50,7 +51,7 @@ def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_ev
     _check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
-        trained = model
+        data, trained = computed_once(config, data, model, listener), model
         if config.trainable == "head" and isinstance(model, PooledClassifier):
             trained, data = model.head, features_once(config, data, model, device, listener)
         training = Training(config, data, trained, device, folder, listener, whole=model)

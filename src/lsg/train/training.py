@@ -28,6 +28,7 @@ from lsg.train.loop import Epoch, LoopState, train
 from lsg.train.lr_schedule import attach_lr_schedule
 from lsg.train.precision import choose_precision
 from lsg.train.prepare_data import PreparedData
+from lsg.train.prepare_images import with_views
 from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
@@ -62,7 +63,8 @@ class Training:
         inputs: dict[str, Any] = {
             "module": model,
             "optimizer": make_optimizer(config, whole),
-            "data_loader": as_loader(data.train, config.batch_size),
+            "data_loader": as_loader(with_views(data.train, config), config.batch_size),
+            "views": config.views,
             "max_grad_norm": config.max_grad_norm,
             "method": method,
             "max_physical_batch_size": config.max_physical_batch_size,
