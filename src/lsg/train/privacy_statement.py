@@ -91,7 +91,8 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
         f"(every {noun} independently with probability {spent.sample_rate:.4g}{_with_records(whom)}), by limiting each "
         f"{noun}'s contribution to a step{_views(config)} to an L2 norm of {config.max_grad_norm:g}, and by adding "
         f"Gaussian noise of {spent.noise_multiplier:.4g} times that limit to each of the "
-        f"{spent.noise_dimensions:,} numbers that a step learns from the data. The total was computed by the {config.accountant.upper()} accountant. "
+        f"{spent.noise_dimensions:,} numbers that a step learns from the data. "
+        f"The total was computed by the {config.accountant.upper()} accountant. "
         + (f"Trained on: {facts.used}. So one {noun} more or less moves no other. " if facts.used else "")
         + f"The number of {noun}s, and the rest of public_by_assumption, counts as known to everybody."
     )
