@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,7 @@ _HELP = {
         "max_length": "Tokens of a text; the rest is cut off.",
         "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
         "validation": "Hold out about this share of the training records and score on them: for tuning.",
+        "tuning_part": "Leave out this share of the training records: lsg tune --held-out chose the settings on them.",
     },
     "Privacy": {
         "epsilon": "The privacy budget. This or --noise-multiplier.",
@@ -98,7 +100,7 @@ def train(
     values where it has them.
     """
     console = Console()
-    settings = _settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
+    settings = run_settings(output, config, resume, {key: value for key, value in given.items() if value is not None})
     result = _run_with_bar(console, settings, output, resume, checkpoint_every)
     console.print(_summary(result))
     console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
@@ -109,8 +111,28 @@ def train(
     )
 
 
+def options_of_runs(own: Sequence[tuple[str, Any, Any, Any]]) -> list[inspect.Parameter]:
+    """Options of a command: its own (name, type, default, option), then RunConfig's fields. None means not given."""
+    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
+    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
+    assert not missing, f"options and RunConfig differ: {missing}"
+    generated = [
+        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
+        for panel, options in _HELP.items()
+        for name, text in options.items()
+    ]
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kind, opt],
+            default=inspect.Parameter.empty if default is ... else default,
+        )
+        for name, kind, default, opt in (*own, *generated)
+    ]
+
+
 def _signature() -> inspect.Signature:
-    """The options: those of the command itself, then one for each field of RunConfig. None means not given."""
     own = [
         ("output", Path, ..., typer.Option(help="Folder for the model and all that is told about it.")),
         (
@@ -127,31 +149,14 @@ def _signature() -> inspect.Signature:
             typer.Option(help="Steps between checkpoints; 0: after epochs, when it is worth it.", min=0),
         ),
     ]
-    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
-    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
-    assert not missing, f"options and RunConfig differ: {missing}"
-    generated = [
-        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
-        for panel, options in _HELP.items()
-        for name, text in options.items()
-    ]
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kind, opt],
-            default=inspect.Parameter.empty if default is ... else default,
-        )
-        for name, kind, default, opt in (*own, *generated)
-    ]
-    return inspect.Signature(parameters)
+    return inspect.Signature(options_of_runs(own))
 
 
 train.__signature__ = _signature()  # type: ignore[attr-defined]
 train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
 
 
-def _settings(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> RunConfig:
+def run_settings(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> RunConfig:
     """Options before the file, the file before the preset. A resumed run starts from what it was begun with."""
     begun = output / "config.toml"
     layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]

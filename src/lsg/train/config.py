@@ -30,6 +30,7 @@ class RunConfig:
     train_limit: use about that share of the training records, the same ones for every seed. 0 uses all.
     validation: hold out about that share of the training records and score on them, not on the task's evaluation data:
         for tuning. 0 scores on the evaluation data. Both are shares, not numbers: see lsg.tasks.split.
+    tuning_part: a share of the training records, on which `lsg tune --held-out` chose these settings: never trained on.
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
@@ -72,6 +73,7 @@ class RunConfig:
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None
+    tuning_part: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -91,8 +93,8 @@ class RunConfig:
         for name in ("batch_size", "epochs", "max_length", "max_physical_batch_size", "max_physical_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
-        for name in ("train_limit", "validation"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("train_limit", "validation", "tuning_part"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ConfigurationError(
                     f"{option(name)} {getattr(self, name):g} must be a share, 0 or more and less than 1: which records "
                     "make up an exact number would depend on all of them"
