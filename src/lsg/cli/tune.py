@@ -104,7 +104,7 @@ class _Bar(SearchListener):
 
 
 def _show(console: Console, outcome: Outcome, output: Path) -> None:
-    table = Table(title="What was tried (not for release)")
+    table = Table(title="Tried (secret)")
     for column in ("run", "score", "settings"):
         table.add_column(column, justify="left" if column == "settings" else "right")
     for number, (score, settings) in enumerate(zip(outcome.scores, outcome.tried, strict=True), start=1):
