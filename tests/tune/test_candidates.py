@@ -1,5 +1,7 @@
 """Which settings are tried, and what stands in for a private run."""
 
+import dataclasses
+
 import pytest
 
 from lsg.errors import ConfigurationError
@@ -60,6 +62,15 @@ def test_a_bad_value_is_refused_before_anything_runs() -> None:
 def test_a_search_that_makes_no_sense_is_refused(changes: dict, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         Search(BASE, {}, **changes)
+
+
+def test_persons_as_units_are_refused() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class WithUnits(RunConfig):
+        unit_column: str | None = None
+
+    with pytest.raises(ConfigurationError, match="would protect persons too little"):
+        Search(WithUnits(**BASE.to_dict(), unit_column="person"), {})
 
 
 @pytest.mark.parametrize(("own_records", "shrink"), [(1437, 1), (1437, 4), (5000, 1), (700, 1), (700, 4), (90_000, 1)])

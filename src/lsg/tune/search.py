@@ -31,6 +31,11 @@ class Search:
     def __post_init__(self) -> None:
         if self.base.epsilon is None:
             raise ConfigurationError("lsg tune needs --epsilon: the budget that the settings are for")
+        if getattr(self.base, "unit_column", None) is not None:  # a setting of lsg train where units are persons
+            raise ConfigurationError(
+                "--unit-column: lsg tune counts records, for the noise of its runs and of scores, and would protect "
+                "persons too little. Search on public data without it, and train with it"
+            )
         if self.base.tuning_part:
             raise ConfigurationError("--tuning-part is for lsg train: here it is --held-out")
         if self.public_data is not None and self.held_out is not None:

@@ -54,6 +54,7 @@ def tune(
         if resume:
             finished = folder.outcome()
             if finished is not None:
+                folder.withhold(finished["best"])  # if that was cut off
                 return Outcome(**finished)
             search, plan = folder.begun()
         else:
