@@ -89,6 +89,13 @@ def test_more_runs_cost_more_and_one_run_is_no_cheaper_than_itself(draw: str) ->
     assert costs[0] >= curve_epsilon(curve, 1e-5)
 
 
+def test_a_number_of_runs_that_is_not_0_is_paid_in_delta() -> None:
+    """Poisson with mean 1 is 0 in 37 % of all draws: given that it is not, δ is that of the others alone."""
+    curve, repeats = run_curve(1.5, 0.05, 200), Repeats("poisson", 1)
+    given_one = curve_epsilon(selection_curve(curve, repeats), 1e-5 * (1 - math.exp(-1)))
+    assert selection_epsilon(curve, repeats, 1e-5) == given_one > curve_epsilon(selection_curve(curve, repeats), 1e-5)
+
+
 @pytest.mark.parametrize("draw", DRAWS)
 def test_the_number_of_runs_has_its_distribution(draw: str) -> None:
     """Evenly spread uniform numbers fall into each number as often as its probability says."""
