@@ -28,6 +28,7 @@ from lsg.errors import ConfigurationError
 DRAWS = ("poisson", "geometric")
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
 _LEAST_DIVERGENCE = 1e-18  # less is rounding
+_MOST_RUNS = 500  # the chance of no run at all must be a number above 0
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Repeats:
     def __post_init__(self) -> None:
         if self.draw not in DRAWS:
             raise ConfigurationError(f"the number of runs is drawn as one of {', '.join(DRAWS)}, not {self.draw!r}")
-        if not 1 <= self.mean <= 1000:
-            raise ConfigurationError(f"{self.mean:g} runs on average: must be 1 to 1000")
+        if not 1 <= self.mean <= _MOST_RUNS:
+            raise ConfigurationError(f"{self.mean:g} runs on average: must be 1 to {_MOST_RUNS}")
 
     @property
     def chance_of_none(self) -> float:
