@@ -26,7 +26,7 @@ from lsg.train.run import run
 from lsg.tune.candidates import candidates, usual_variations
 from lsg.tune.stand_in import stand_in
 
-EPSILON, SHRINKS, SEEDS = 3.0, (1, 2, 4, 8), range(3)
+EPSILON, SHRINKS, SEEDS = 3.0, (8, 4, 1, 2), range(3)
 
 
 def noise_of(config: RunConfig) -> float:
@@ -58,7 +58,7 @@ def main(output: Path) -> None:
     rows = json.loads(output.read_text())["runs"] if output.is_file() else []
     done = {(str(row["settings"]), row["shrink"], row["seed"]) for row in rows}
     for seed in SEEDS:
-        for shrink in reversed(SHRINKS):
+        for shrink in SHRINKS:
             for config in candidates(base, varied):
                 settings = {name: getattr(config, name) for name in varied}
                 if (str(settings), shrink, seed) in done:
