@@ -4,7 +4,7 @@
 
 Every candidate is trained in full on the training images, and by stand-ins (lsg.tune.stand_in) whose batches are 2, 4
 and 8 times smaller, with other seeds. All are scored on the test images: this is about ranks, and nothing is released.
-About 20 minutes on one core. An OUTPUT that is there already is gone on with.
+About 40 minutes on one idle core. An OUTPUT that is there already is gone on with.
 """
 
 import json
