@@ -7,12 +7,17 @@ python docs/render.py --check    writes nothing; fails if a part is not what it 
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+from scipy.stats import spearmanr
+
+from lsg.accounting.rdp import curve_epsilon
+from lsg.accounting.selection import DRAWS, Repeats, calibrate_score_noise, gaussian_curve
 from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.train.config import RunConfig
@@ -24,6 +29,7 @@ GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
 AUDITS = DOCS.parent / "results" / "audit"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
+SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
 BENCH = DOCS.parent / "results" / "bench"
 BENCHES = (
     "cpu-encoder-fp32-cpu",
@@ -245,6 +251,49 @@ def sweeps() -> str:
     return "\n".join(lines)
 
 
+def price_of_searching() -> str:
+    """The ε that is left for each run of a paid search; a run is one Gaussian mechanism, as DP-SGD nearly is."""
+    totals, delta = (1.0, 3.0, 8.0), 1e-5
+    columns = " | ".join(f"each run, ε = {total:g}" for total in totals)
+    lines = [f"| `--draw` | `--runs` | nine searches of ten make | {columns} |", "|---" * (3 + len(totals)) + "|"]
+    for draw in DRAWS:
+        for average in (3, 5, 10, 30):
+            repeats = Repeats(draw, average)
+            left = [
+                curve_epsilon(gaussian_curve(calibrate_score_noise(repeats, total, delta)), delta) for total in totals
+            ]
+            told = " | ".join(f"{epsilon:.2f}" for epsilon in left)
+            lines.append(f"| {draw} | {average} | {repeats.number(0.05)} to {repeats.number(0.95)} | {told} |")
+    return "\n".join(lines)
+
+
+def surrogates() -> str:
+    """Full runs beside stand-ins of the same settings: rank correlation, and what the stand-ins' winner is worth."""
+    every = json.loads(SURROGATES.read_text())["runs"]
+    done = Counter((run["shrink"], run["seed"]) for run in every)
+    runs = [run for run in every if done[run["shrink"], run["seed"]] == max(done.values())]  # of whole seeds alone
+    scores: dict[int, dict[str, list[float]]] = {}
+    for run in runs:
+        scores.setdefault(run["shrink"], {}).setdefault(str(run["settings"]), []).append(run["score"])
+    full = {key: mean(values) for key, values in scores[1].items()}
+    lines = [
+        "| `--shrink` | gradients | rank correlation with full runs | its winner, in full | settings, seeds |",
+        "|---|---|---|---|---|",
+    ]
+    work = {k: mean(run["steps"] * run["batch_size"] for run in runs if run["shrink"] == k) for k in scores}
+    for shrink in sorted(scores):
+        found = {key: mean(values) for key, values in scores[shrink].items() if key in full}
+        keys = list(found)
+        rank = spearmanr([full[key] for key in keys], [found[key] for key in keys]).statistic
+        winner = max(keys, key=lambda key: found[key])
+        seeds = min(len(values) for values in scores[shrink].values())
+        lines.append(
+            f"| {shrink} | {work[shrink] / work[1]:.0%} | {'-' if shrink == 1 else f'{rank:.2f}'} | "
+            f"{100 * full[winner]:.1f} % | {len(keys)}, {seeds} |"
+        )
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
@@ -252,6 +301,7 @@ def _demoted(page: str) -> str:
 PARTS = {
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
+    "tune.md": {"price": price_of_searching, "surrogates": surrogates},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from lsg.cli.train import _Bar, _settings
+from lsg.cli.train import _Bar, run_settings
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings
 from tests.support.tiny import glue_sst2, tiny_bert
@@ -97,7 +97,7 @@ def test_a_written_configuration_repeats_the_run(finished: tuple[Path, str], tmp
 def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("task: digits\nepsilon: 2\nlr: 1e-1\nepochs: 5\n")
-    found = _settings(tmp_path / "run", file, False, {"epochs": 6, "rank": 4})
+    found = run_settings(tmp_path / "run", file, False, {"epochs": 6, "rank": 4})
     assert (found.epsilon, found.lr, found.epochs, found.rank) == (2.0, 0.1, 6, 4)
     assert (found.model, found.optimizer, found.batch_size) == ("small-cnn", "sgd", 512)
 
@@ -105,14 +105,14 @@ def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path: P
 def test_a_budget_on_the_command_line_replaces_the_one_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('task = "digits"\nepsilon = 2\n')
-    found = _settings(tmp_path / "run", file, False, {"noise_multiplier": 1.5})
+    found = run_settings(tmp_path / "run", file, False, {"noise_multiplier": 1.5})
     assert (found.epsilon, found.noise_multiplier) == (None, 1.5)
-    plain = _settings(tmp_path / "run", file, False, {"method": "non-private"})
+    plain = run_settings(tmp_path / "run", file, False, {"method": "non-private"})
     assert plain.epsilon is None and plain.lr == 0.05
 
 
 def test_without_a_seed_a_secret_one_is_drawn(tmp_path: Path) -> None:
-    seeds = {_settings(tmp_path, None, False, {"task": "digits", "epsilon": 1.0}).seed for _ in range(3)}
+    seeds = {run_settings(tmp_path, None, False, {"task": "digits", "epsilon": 1.0}).seed for _ in range(3)}
     assert len(seeds) == 3 and all(seed > 2**32 for seed in seeds)  # false alarm: 3 in 2^31
 
 

@@ -219,7 +219,7 @@ def test_a_run_begun_with_another_choice_of_records_is_refused(tmp_path: Path, m
     config = replace(DIGITS, validation=0.2, batch_size=300)
     divided = preparation._divided
     with monkeypatch.context() as patched:  # as many records as now, but not chosen by the rule of today
-        patched.setattr(preparation, "_divided", lambda data, config: replace(divided(data, config), used=""))
+        patched.setattr(preparation, "_divided", lambda *given: replace(divided(*given), used=""))
         preparation._CACHE.clear()
         with pytest.raises(CrashError):
             run(config, tmp_path / "run", listener=CrashAt(step=3), checkpoint_every=1)

@@ -16,9 +16,10 @@ from lsg.cli.errors import one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.train import train
+from lsg.cli.tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (audit, bench, budget, demo, explain, report, train):
+for command in (audit, bench, budget, demo, explain, report, train, tune):
     app.command()(one_line_errors(command))
 if find_spec("lsg.reproduce") is not None:  # that room can be deleted
     from lsg.reproduce.command import reproduce

@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +58,7 @@ _HELP = {
         "max_length": "Tokens of a text; the rest is cut off.",
         "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
         "validation": "Hold out about this share of the training records and score on them: for tuning.",
+        "tuning_part": "Leave out this share of the training records: lsg tune --held-out chose the settings on them.",
     },
     "Privacy": {
         "epsilon": "The privacy budget. This or --noise-multiplier.",
@@ -110,8 +113,11 @@ def train(
     chosen for the number of records, ε and the kind of model, and shown before training.
     """
     console = Console()
-    known, source = _known(output, config, resume, {key: value for key, value in given.items() if value is not None})
-    result = _run_with_bar(console, known, source, output, resume, checkpoint_every)
+    RunFolder(output).check_place(resume=resume)  # before data are read, which may take minutes
+    known = {key: value for key, value in given.items() if value is not None}
+    result = _run_with_bar(
+        console, partial(run_settings, output, config, resume, known), output, resume, checkpoint_every
+    )
     for warning in result.warnings:
         _print_warning(console, warning)
     console.print(_summary(result))
@@ -123,8 +129,28 @@ def train(
     )
 
 
+def options_of_runs(own: Sequence[tuple[str, Any, Any, Any]]) -> list[inspect.Parameter]:
+    """Options of a command: its own (name, type, default, option), then RunConfig's fields. None means not given."""
+    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
+    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
+    assert not missing, f"options and RunConfig differ: {missing}"
+    generated = [
+        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
+        for panel, options in _HELP.items()
+        for name, text in options.items()
+    ]
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kind, opt],
+            default=inspect.Parameter.empty if default is ... else default,
+        )
+        for name, kind, default, opt in (*own, *generated)
+    ]
+
+
 def _signature() -> inspect.Signature:
-    """The options: those of the command itself, then one for each field of RunConfig. None means not given."""
     own = [
         ("output", Path, ..., typer.Option(help="Folder for the model and all that is told about it.")),
         (
@@ -141,32 +167,17 @@ def _signature() -> inspect.Signature:
             typer.Option(help="Steps between checkpoints; 0: after epochs, when it is worth it.", min=0),
         ),
     ]
-    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
-    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
-    assert not missing, f"options and RunConfig differ: {missing}"
-    generated = [
-        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
-        for panel, options in _HELP.items()
-        for name, text in options.items()
-    ]
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kind, opt],
-            default=inspect.Parameter.empty if default is ... else default,
-        )
-        for name, kind, default, opt in (*own, *generated)
-    ]
-    return inspect.Signature(parameters)
+    return inspect.Signature(options_of_runs(own))
 
 
 train.__signature__ = _signature()  # type: ignore[attr-defined]
 train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
 
 
-def _known(output: Path, config: Path | None, resume: bool, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Settings that were given, and where, for errors: options before the file, both before those of a resumed run."""
+def run_settings(
+    output: Path, config: Path | None, resume: bool, given: dict[str, Any], listener: Listener
+) -> RunConfig:
+    """Options before the file, the file before the recipe. A resumed run starts from what it was begun with."""
     begun = output / "config.toml"
     layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
     layers += [] if config is None else [read_settings(config)]
@@ -180,12 +191,14 @@ def _known(output: Path, config: Path | None, resume: bool, given: dict[str, Any
         raise ConfigurationError(f"--resume: {output} holds no run to go on with")
     if "task" not in known:
         raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
-    # A secret seed, as secret data need; the run's config.toml keeps it for --resume.
-    return {"seed": secrets.randbits(63), **known}, source
+    known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
+    if resume and begun.is_file():
+        return RunConfig.from_dict(known, source)
+    return choose_settings(known, source, listener)
 
 
 def _run_with_bar(
-    console: Console, known: dict[str, Any], source: str, output: Path, resume: bool, checkpoint_every: int
+    console: Console, settings: Callable[[Listener], RunConfig], output: Path, resume: bool, checkpoint_every: int
 ) -> RunResult:
     bar = Progress(
         TextColumn("{task.description}"),
@@ -198,12 +211,7 @@ def _run_with_bar(
     )
     listener = _Bar(bar)
     try:
-        RunFolder(output).check_place(resume=resume)
-        if resume and (output / "config.toml").is_file():
-            config = RunConfig.from_dict(known, source)  # as it was begun
-        else:
-            config = choose_settings(known, source, listener)
-        return run(config, output, resume=resume, listener=listener, checkpoint_every=checkpoint_every)
+        return run(settings(listener), output, resume=resume, listener=listener, checkpoint_every=checkpoint_every)
     except KeyboardInterrupt:
         folder = RunFolder(output)
         if folder.checkpoint.exists():

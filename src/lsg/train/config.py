@@ -42,6 +42,7 @@ class RunConfig:
         for tuning. 0 scores on the evaluation data. Both are shares, not numbers: see lsg.tasks.split.
     views: of each image in a step, randomly moved (and flipped, if natural), their gradients averaged before the clip.
         1 takes images as they are. `max_physical_batch_size` counts views.
+    tuning_part: a share of the training records, on which `lsg tune --held-out` chose these settings: never trained on.
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
@@ -95,6 +96,7 @@ class RunConfig:
     unit_column: str | None = None
     max_records_per_unit: int | None = None
     views: int = 1
+    tuning_part: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -117,8 +119,8 @@ class RunConfig:
         for name in ("batch_size", "epochs", *limits):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")
-        for name in ("train_limit", "validation"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("train_limit", "validation", "tuning_part"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ConfigurationError(
                     f"{option(name)} {getattr(self, name):g} must be a share, 0 or more and less than 1: which records "
                     "make up an exact number would depend on all of them"

@@ -58,14 +58,19 @@ class PreparedData:
         return whom_it_protects(config, self.train, self.persons)
 
 
-def prepare_data(config: RunConfig, device: torch.device, listener: Listener) -> PreparedData:
-    """The task's data, with `train_limit` and `validation` applied."""
+def prepare_data(
+    config: RunConfig, device: torch.device, listener: Listener, *, only_tuning_part: bool = False
+) -> PreparedData:
+    """The task's data, with `tuning_part`, `train_limit` and `validation` applied.
+
+    only_tuning_part: trains on the part that `tuning_part` leaves out otherwise, for `lsg tune`.
+    """
     check_views(config)
     columns = (config.text_column, config.pair_column, config.label_column, config.unit_column)
-    shares = (config.train_limit, config.validation)
+    shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
     if key not in _CACHE:
-        encoded = _encode(config, _divided(_read(config), config), device, listener)
+        encoded = _encode(config, _divided(_read(config), config, only_tuning_part), device, listener)
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
@@ -92,10 +97,15 @@ def _read(config: RunConfig) -> TaskData:
     )
 
 
-def _divided(data: TaskData, config: RunConfig) -> TaskData:
+def _divided(data: TaskData, config: RunConfig, only_tuning_part: bool) -> TaskData:
     """With `validation` held out of the training records, and `train_limit` of the others kept."""
     train, evaluation, used = data.train, data.evaluation, [data.used] if data.used else []
     how = how_divided(train)
+    if config.tuning_part:
+        tuning, rest = divide(train, config.tuning_part, "tuning")
+        train = tuning if only_tuning_part else rest
+        which = "about" if only_tuning_part else "all but about"
+        used.append(f"{which} {100 * config.tuning_part:g} %, set aside for tuning, {how}")
     if config.validation:
         validation, train = divide(train, config.validation, "validation")
         evaluation = {"validation": validation}

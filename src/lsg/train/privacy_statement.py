@@ -8,6 +8,10 @@ from lsg.accounting.rounding import epsilon_text
 from lsg.train.config import RunConfig
 from lsg.train.protected import Protected
 
+ONE_RUN_ALONE = (
+    "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
+    "at other runs on the same data, each of those runs spent privacy too, and that is not counted here."
+)
 _CLIPPING = {
     "flat": "one L2 norm over all trained parameters",
     "per_layer": "one L2 norm a parameter, thresholds whose squares add up to the square of max_grad_norm",
@@ -164,8 +168,7 @@ def _public(spent: Spent, facts: DataFacts) -> list[str]:
 def _caveats(config: RunConfig, whom: Protected) -> list[str]:
     """What the numbers do not cover."""
     caveats = [
-        "The guarantee covers this one run. If settings (learning rate, clipping, epochs, ...) were chosen by looking "
-        "at other runs on the same data, each of those runs spent privacy too, and that is not counted here.",
+        ONE_RUN_ALONE,
         "All random numbers follow from one seed, so that the run can be repeated. Whoever knows or guesses it can "
         "compute the noise and take it off again. config.toml and result.json hold it: do not release them where the "
         "data are secret, and do not choose the seed by hand then (without --seed, lsg train draws a secret one). The "
@@ -179,6 +182,12 @@ def _caveats(config: RunConfig, whom: Protected) -> list[str]:
         else "A person is one id of the training data. Somebody whose rows stand under several ids is protected less, "
         "in proportion to their number. What the rows of others tell about somebody is not covered.",
     ]
+    if config.tuning_part:
+        caveats.append(
+            "THE EPSILON DOES NOT COVER THE SEARCH FOR THE SETTINGS. THEY WERE CHOSEN ON ABOUT "
+            f"{100 * config.tuning_part:g} % OF THE DATA, WHICH THIS RUN DID NOT TRAIN ON: THE RECORDS IN THAT PART "
+            "HAVE NO GUARANTEE. The guarantee is that of all other records."
+        )
     if config.validation:
         caveats.append(
             f"The score was computed on about {100 * config.validation:g} % of the training data, which were held out, "

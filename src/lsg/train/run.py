@@ -5,6 +5,7 @@ last. All randomness follows from the seed, the noise too, so that a run can be 
 secret the seed must be so as well; the privacy statement says it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,25 +31,33 @@ def run(
     resume: bool = False,
     listener: Listener | None = None,
     checkpoint_every: int = 0,
+    prepare: Callable[[RunConfig, torch.device, Listener], PreparedData] = prepare_data,
 ) -> RunResult:
     """Train as the configuration says, or with `resume` go on with what `output` holds of the same configuration.
 
     checkpoint_every: write a checkpoint after so many steps too. 0: after epochs alone, when it is worth it.
+    prepare: reads and divides the data; `lsg tune` trains on a part of its own.
     """
     folder = RunFolder(output)
     with folder.held(config, resume=resume):
-        return _run(config, folder, listener or Listener(), checkpoint_every)
+        return _run(config, folder, listener or Listener(), checkpoint_every, prepare)
 
 
-def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_every: int) -> RunResult:
+def _run(
+    config: RunConfig,
+    folder: RunFolder,
+    listener: Listener,
+    checkpoint_every: int,
+    prepare: Callable[[RunConfig, torch.device, Listener], PreparedData],
+) -> RunResult:
     finished = folder.result()
     if finished is not None:
         result = RunResult.from_dict(finished, str(folder.path / "result.json"))
         folder.drop_checkpoint()
         return result
     device = choose_device(config.device)
-    data = prepare_data(config, device, listener)
-    _check_against_data(config, data)
+    data = prepare(config, device, listener)
+    check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
         data, trained = computed_once(config, data, model, listener), model
@@ -70,7 +79,8 @@ def _run(config: RunConfig, folder: RunFolder, listener: Listener, checkpoint_ev
         return training.finish(rows)
 
 
-def _check_against_data(config: RunConfig, data: PreparedData) -> None:
+def check_against_data(config: RunConfig, data: PreparedData) -> None:
+    """Refuse batches and a delta that are too large for the number of records, or persons."""
     protected = data.protected(config)
     noun, count = protected.noun, protected.units
     if config.batch_size > count:

@@ -1,0 +1,123 @@
+"""The output folder of a search: what was drawn is written before the first run, and the scores after the last one.
+
+search.json: the search and its plan. runs/001, ...: a folder of lsg.train a run. tuned.toml: the best settings.
+model/, privacy.json: of a paid search, what may be released. scores.json: written last: the search is complete.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lsg.errors import ConfigurationError
+from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, write_atomic
+from lsg.files.strict_json import loads
+from lsg.train.config_file import to_toml
+from lsg.train.folder import LOCK, RunFolder
+from lsg.train.lock import exclusive
+from lsg.tune.search import Plan, Search
+
+_SECRET = (
+    "SECRET where the data are: this file tells seeds, how many runs there were and how they scored. The guarantee is "
+    "about the model, its settings and its noisy score alone."
+)
+
+
+class SearchFolder:
+    """One search's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._drawn, self._scores = path / "search.json", path / "scores.json"
+
+    @contextlib.contextmanager
+    def held(self, *, resume: bool) -> Iterator[None]:
+        """Keeps all other processes out. An empty folder that was made for it is removed."""
+        self._check(resume)
+        made = not self.path.exists()
+        with errors_naming(self.path):
+            self.path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+        try:
+            with exclusive(self.path / LOCK, f"--output {self.path}"):
+                self._check(resume)  # again: another process may have been here meanwhile
+                yield
+        finally:
+            if made:
+                with contextlib.suppress(OSError):  # it is not empty
+                    self.path.rmdir()
+
+    def _check(self, resume: bool) -> None:
+        if self._drawn.is_file():
+            if not resume:
+                raise ConfigurationError(
+                    f"--output {self.path} holds a search already: go on with it by --resume, or choose another folder"
+                )
+            return
+        if resume:
+            raise ConfigurationError(f"--resume: {self.path} holds no search to go on with")
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigurationError(f"--output {self.path} is not a folder")
+        if self.path.exists() and any(
+            entry.name != LOCK and not entry.name.endswith(UNFINISHED) for entry in self.path.iterdir()
+        ):
+            raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no search of lsg tune")
+
+    def begin(self, search: Search, plan: Plan) -> None:
+        self._write(self._drawn, {"search": search.to_dict(), "plan": plan.to_dict()})
+
+    def begun(self) -> tuple[Search, Plan]:
+        source = str(self._drawn)
+        values = _read(self._drawn)
+        try:
+            return Search.from_dict(values["search"], source), Plan.from_dict(values["plan"], source)
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(f"{source} is damaged: it is no search ({error})") from None
+
+    def run(self, number: int) -> Path:
+        """The folder of one run, counted from 1."""
+        return self.path / "runs" / f"{number:03d}"
+
+    def withhold(self, number: int) -> None:
+        """Remove what a run would release: it lost, or stood in for another."""
+        shutil.rmtree(self.run(number) / "model", ignore_errors=True)
+        (self.run(number) / "privacy.json").unlink(missing_ok=True)
+
+    def release(self, winner: int, statement: dict[str, Any]) -> None:
+        """The winner's model with the statement about the whole search."""
+        own = RunFolder(self.path)
+        own.write_model(partial(_copy, self.run(winner) / "model"))
+        own.write_privacy(statement)
+
+    def write_settings(self, settings: dict[str, Any], about: str) -> None:
+        comment = "".join(f"# {line}\n" for line in about.splitlines())
+        write_atomic(self.path / "tuned.toml", comment + to_toml(settings))
+
+    def complete(self, outcome: dict[str, Any]) -> None:
+        self._write(self._scores, outcome)
+
+    def outcome(self) -> dict[str, Any] | None:
+        """What `complete` wrote; None of a search that is not complete."""
+        if not self._scores.is_file():
+            return None
+        return {key: value for key, value in _read(self._scores).items() if key != "secret"}
+
+    def _write(self, path: Path, values: dict[str, Any]) -> None:
+        text = json.dumps({"secret": _SECRET} | values, indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomic(path, text + "\n", secret=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no search")
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is damaged: {error}") from None
+    return found
