@@ -14,9 +14,10 @@ from lsg.cli import app
 from lsg.cli.train import _Bar, run_settings
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings
+from lsg.train.listener import Listener
 from tests.support.tiny import glue_sst2, tiny_bert
 
-FAST = ("--task", "digits", "--epochs", "2", "--accountant", "rdp", "--device", "cpu")
+FAST = ("--task", "digits", "--epochs", "2", "--accountant", "rdp", "--device", "cpu", "--recipe", "paper")
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +97,8 @@ def test_a_written_configuration_repeats_the_run(finished: tuple[Path, str], tmp
 
 def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("task: digits\nepsilon: 2\nlr: 1e-1\nepochs: 5\n")
-    found = run_settings(tmp_path / "run", file, False, {"epochs": 6, "rank": 4})
+    file.write_text("task: digits\nrecipe: paper\nepsilon: 2\nlr: 1e-1\nepochs: 5\n")
+    found = run_settings(tmp_path / "run", file, False, {"epochs": 6, "rank": 4}, Listener())
     assert (found.epsilon, found.lr, found.epochs, found.rank) == (2.0, 0.1, 6, 4)
     assert (found.model, found.optimizer, found.batch_size) == ("small-cnn", "sgd", 512)
 
@@ -105,14 +106,14 @@ def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path: P
 def test_a_budget_on_the_command_line_replaces_the_one_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('task = "digits"\nepsilon = 2\n')
-    found = run_settings(tmp_path / "run", file, False, {"noise_multiplier": 1.5})
+    found = run_settings(tmp_path / "run", file, False, {"noise_multiplier": 1.5}, Listener())
     assert (found.epsilon, found.noise_multiplier) == (None, 1.5)
-    plain = run_settings(tmp_path / "run", file, False, {"method": "non-private"})
+    plain = run_settings(tmp_path / "run", file, False, {"method": "non-private"}, Listener())
     assert plain.epsilon is None and plain.lr == 0.05
 
 
 def test_without_a_seed_a_secret_one_is_drawn(tmp_path: Path) -> None:
-    seeds = {run_settings(tmp_path, None, False, {"task": "digits", "epsilon": 1.0}).seed for _ in range(3)}
+    seeds = {run_settings(tmp_path, None, False, {"task": "digits", "epsilon": 1.0}, Listener()).seed for _ in range(3)}
     assert len(seeds) == 3 and all(seed > 2**32 for seed in seeds)  # false alarm: 3 in 2^31
 
 
@@ -184,7 +185,7 @@ def test_texts_by_local_folder_the_whole_way(tmp_path: Path) -> None:
     answer = lsg(
         *("train", "--task", "sst2", "--data", glue_sst2(tmp_path / "SST-2"), "--model", tiny_bert(tmp_path / "bert")),
         *("--method", "lsg", "--epsilon", "8", "--delta", "1e-3", "--rank", "2", "--batch-size", "24", "--epochs", "2"),
-        *("--max-length", "32", "--device", "cpu", "--output", tmp_path / "run"),
+        *("--max-length", "32", "--device", "cpu", "--output", tmp_path / "run", "--recipe", "paper"),
     )
     assert answer.exit_code == 0, answer.output
     assert "accuracy on dev" in answer.stdout and "new, seeded weights for classifier.bias" in answer.stdout

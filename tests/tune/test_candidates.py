@@ -89,6 +89,8 @@ def test_a_full_stand_in_on_as_many_records_is_the_run_itself() -> None:
     assert (instead.batch_size, instead.epochs, instead.noise_multiplier) == (BASE.batch_size, BASE.epochs, 3.0)
 
 
-def test_too_few_records_for_a_stand_in_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the search has 100 records: give it more, or raise --shrink"):
-        stand_in(BASE, 3.0, records=1437, own_records=100, shrink=1)
+def test_a_stand_in_of_few_records_takes_all_of_them_at_each_step() -> None:
+    found = stand_in(BASE, 3.0, records=1437, own_records=100, shrink=1)
+    steps = BASE.epochs * 1437 / BASE.batch_size
+    assert found.batch_size == 100 and found.epochs == round(steps)
+    assert found.noise_multiplier == 3.0 * 100 / BASE.batch_size

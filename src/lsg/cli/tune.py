@@ -1,6 +1,7 @@
 """`lsg tune`: what `lsg train` takes and settings to vary in, the best settings out, and what finding them has cost."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from rich.table import Table
 from lsg.accounting.selection import DRAWS
 from lsg.cli.train import options_of_runs, run_settings
 from lsg.errors import ConfigurationError
+from lsg.train.config import RunConfig
+from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
 from lsg.tune.candidates import read_variations, usual_variations
+from lsg.tune.plan import SCORED_SHARE
 from lsg.tune.search import Search
 from lsg.tune.tune import Outcome, SearchListener
 from lsg.tune.tune import tune as search_for
@@ -45,9 +49,19 @@ def tune(
         if own or given or vary or config is not None:
             raise ConfigurationError("--resume goes on with what was drawn: give --output alone")
     else:
-        base = run_settings(output, config, False, given, _Notes(console))
+        base = _base(output, config, given, held_out, _Notes(console))
         search = Search(base, read_variations(vary) if vary else usual_variations(base), **own)  # type: ignore[arg-type]
     _show(console, _searched(console, search, output, resume), output)
+
+
+def _base(
+    output: Path, config: Path | None, given: dict[str, Any], held_out: float | None, listener: Listener
+) -> RunConfig:
+    """What `lsg train` would do with those records that are not scored on, or not set aside."""
+    own = ({} if config is None else read_settings(config)) | given
+    apart = {"tuning_part": held_out} if held_out else {"validation": own.get("validation") or SCORED_SHARE}
+    found = run_settings(output, config, False, given | apart, listener)
+    return replace(found, tuning_part=own.get("tuning_part"), validation=own.get("validation", 0.0))
 
 
 def _searched(console: Console, search: Search | None, output: Path, resume: bool) -> Outcome:

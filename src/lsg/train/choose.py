@@ -18,6 +18,7 @@ from lsg.train.presets import preset
 
 # Tokens computed at once. A CPU's caches hold few.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+IMAGES = 1024  # of features of images, computed at once: their networks are small
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
 _OWN_DATA = ("text", "images")  # tasks without a δ that the literature has agreed on
 
@@ -72,7 +73,7 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
 def _machine(config: RunConfig) -> dict[str, Any]:
     """What suits the device; none of it changes a result by more than rounding."""
     if TASKS[config.task].kind != "text":
-        return {}
+        return {"max_physical_batch_size": IMAGES}
     return {"max_physical_tokens": TOKENS[choose_device(config.device).type]}
 
 

@@ -8,23 +8,18 @@ ratio and the number of steps decide how noisy training is, and batches can be s
 from dataclasses import replace
 
 from lsg.accounting.budget import safe_delta
-from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 
 
 def stand_in(config: RunConfig, noise_multiplier: float, *, records: int, own_records: int, shrink: int) -> RunConfig:
     """config, noise_multiplier: of the run on `records` private records. own_records: those the stand-in trains on.
 
-    Its batches are about `shrink` times smaller. Epochs are whole, and the batch follows from them, so that the number
-    of steps stays.
+    Its batches are about `shrink` times smaller, and no larger than its records. Epochs are whole, and the batch
+    follows from them, so that the number of steps stays.
     """
-    epochs = max(1, round(config.epochs * records / (own_records * shrink)))
-    batch_size = max(1, round(config.batch_size * own_records * epochs / (records * config.epochs)))
-    if batch_size > own_records:
-        raise ConfigurationError(
-            f"--batch-size {config.batch_size} of {records:,} records in {config.epochs} epochs asks for batches of "
-            f"{batch_size:,}, and the search has {own_records:,} records: give it more, or raise --shrink"
-        )
+    steps = config.epochs * records / config.batch_size
+    epochs = max(1, round(steps * min(config.batch_size / shrink, own_records) / own_records))
+    batch_size = min(own_records, max(1, round(own_records * epochs / steps)))
     return replace(
         config,
         epochs=epochs,

@@ -10,7 +10,8 @@ from lsg.tune.search import Plan, Search
 
 def paid_statement(search: Search, plan: Plan, winner: RunResult, score: float) -> dict[str, Any]:
     """The winner's privacy.json, with ε of the whole search. It does not tell how many runs there were."""
-    run, mean = winner.privacy, search.runs
+    # Warnings go by the exact score, and the records that it was computed on are protected here.
+    run, mean = {key: value for key, value in winner.privacy.items() if key != "warnings"}, search.runs
     draw = (
         f"Poisson with mean {mean}, given that it is not 0" if search.draw == "poisson" else f"geometric, mean {mean}"
     )

@@ -1,0 +1,76 @@
+"""`lsg.recommend`: what it chooses, what it says, what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lsg
+from lsg.methods import DPSGD, RGP
+from lsg.train.config import RunConfig
+
+
+def test_little_data_or_a_small_epsilon_train_a_head_alone() -> None:
+    few = lsg.recommend(records=2000, epsilon=3.0, task="text")
+    assert (few.trainable, few.pooling, few.batch_size, few.method) == ("head", "mean", 2000, DPSGD())
+    assert lsg.recommend(records=20_000, epsilon=0.5, task="text").trainable == "head"
+
+
+def test_enough_data_fine_tune_in_low_rank() -> None:
+    many = lsg.recommend(records=10_000, epsilon=3.0, task="text")
+    assert (many.trainable, many.method, many.batch_size) == ("paper", RGP(rank=8), 1000)
+    assert lsg.recommend(records=67_349, epsilon=3.0, task="text").batch_size == 2600
+
+
+@pytest.mark.parametrize("task", ["text", "image"])
+@pytest.mark.parametrize("records", [2, 10, 1000, 50_000, 10_000_000])
+@pytest.mark.parametrize("epsilon", [0.1, 1, 8.0, 50.0])
+def test_every_recipe_is_a_valid_run(task: str, records: int, epsilon: float) -> None:
+    recipe = lsg.recommend(records=records, epsilon=epsilon, task=task)
+    assert 1 <= recipe.batch_size <= records and 0 < recipe.delta < 1 / records and recipe.why
+    RunConfig(
+        task="digits",
+        model=recipe.model or "small-cnn",
+        epsilon=epsilon,
+        **{
+            name: getattr(recipe, name)
+            for name in ("delta", "trainable", "pooling", "clipping", "max_grad_norm", "optimizer", "lr", "head_lr")
+        },
+        lr_schedule=recipe.lr_schedule,
+        batch_size=recipe.batch_size,
+        epochs=recipe.epochs,
+    )
+    assert len(str(recipe).splitlines()) == 5
+
+
+def test_the_arguments_are_those_of_the_engine() -> None:
+    data = TensorDataset(torch.randn(64, 5), torch.randint(2, (64,)))
+    model = nn.Linear(5, 2)
+    recipe = lsg.recommend(model, records=len(data), epsilon=8.0)
+    _, optimizer, _ = lsg.PrivacyEngine(accountant="rdp").make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=recipe.lr),
+        data_loader=DataLoader(data, batch_size=recipe.batch_size),
+        **recipe.arguments(),
+    )
+    assert optimizer.max_grad_norm == recipe.max_grad_norm
+    assert optimizer.expected_batch_size == recipe.batch_size
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"records": 1}, "records=1"),
+        ({"records": 2.5}, "records=2.5"),
+        ({"epsilon": 0}, "epsilon=0"),
+        ({"epsilon": float("inf")}, "epsilon=inf"),
+        ({"delta": 0.01}, "delta=0.01"),
+        ({"task": "sound"}, "task='sound'"),
+        ({"task": None}, "needs a model"),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(lsg.ConfigurationError, match=complaint):
+        lsg.recommend(**{"records": 1000, "epsilon": 1.0, "task": "text"} | given)

@@ -1,0 +1,48 @@
+"""Settings that nobody gave: from a recipe for the data at hand, or from the paper."""
+
+from pathlib import Path
+
+import pytest
+
+from lsg.errors import ConfigurationError
+from lsg.train.choose import choose_settings
+from lsg.train.listener import Listener
+from tests.support.tiny import glue_sst2, tiny_bert
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_the_recipe_is_chosen_for_the_records_and_told_with_its_reasons(tmp_path: Path) -> None:
+    given = {"task": "text", "data": str(glue_sst2(tmp_path / "data")), "model": str(tiny_bert(tmp_path / "bert"))}
+    listener = Notes()
+    config = choose_settings({**given, "epsilon": 3.0, "max_length": 32, "device": "cpu"}, "options", listener)
+    assert (config.recipe, config.trainable, config.pooling) == ("auto", "head", "mean")
+    assert config.batch_size == 96 and config.clipping == "automatic" and config.delta == 1e-3
+    (told,) = listener.notes
+    assert told.startswith("recipe for 96 records at ε = 3") and "why: " in told
+
+
+def test_what_was_given_is_kept(tmp_path: Path) -> None:
+    listener = Notes()
+    given = {"task": "digits", "epsilon": 3.0, "lr": 0.5, "batch_size": 100, "model": "small-cnn"}
+    config = choose_settings(given, "options", listener)
+    assert (config.lr, config.batch_size, config.model) == (0.5, 100, "small-cnn")
+    assert listener.notes[0].endswith("given, and kept: batch_size, lr, model")
+
+
+def test_the_papers_recipe_and_non_private_training_take_the_preset() -> None:
+    paper = choose_settings({"task": "digits", "epsilon": 3.0, "recipe": "paper"}, "options", Listener())
+    assert (paper.method, paper.batch_size, paper.recipe) == ("lsg", 512, "paper")
+    plain = choose_settings({"task": "digits", "method": "non-private"}, "options", Listener())
+    assert (plain.method, plain.batch_size) == ("non-private", 512)
+
+
+def test_another_recipe_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--recipe 'grandma' must be one of auto, paper"):
+        choose_settings({"task": "digits", "epsilon": 3.0, "recipe": "grandma"}, "options", Listener())
