@@ -3,9 +3,9 @@
     python benchmarks/what_helps.py OUTPUT.jsonl --sst2 GLUE/SST-2 --encoder MINILM_FOLDER --fashion FOLDER
 
 A row of OUTPUT is one tool on one task with one method, with its last weights or with their average over a share of the
-steps. Its learning rate is the best of LRS times the task's over TUNING_SEEDS, on records that are neither trained on nor
-test records (`split`); its scores on the test records are those of other SEEDS. Tools that OUTPUT has already are not run
-again. One thread.
+steps. Its learning rate is the best of LRS times the task's over TUNING_SEEDS, on records that are neither trained on
+nor tested on (`split`); its scores on the test records are those of other SEEDS. Tools that OUTPUT has already are not
+run again. One thread.
 """
 
 import argparse
@@ -69,10 +69,6 @@ LOW_RANK = ("rgp", "lsg")
 TOOLS: dict[str, tuple[Settings, tuple[str, ...]]] = {
     "base": (BASE, tuple(METHODS)),
     "linear decay": (replace(BASE, schedule="linear"), tuple(METHODS)),
-    "cosine decay": (replace(BASE, schedule="cosine"), tuple(METHODS)),
-    "warm-up 0.1": (replace(BASE, warmup=0.1), tuple(METHODS)),
-    "batch x 2": (replace(BASE, batch=2.0), tuple(METHODS)),
-    "clip 0.1": (replace(BASE, clip=0.1, lr=10.0), tuple(METHODS)),
     "automatic clipping": (replace(BASE, clipping="automatic"), tuple(METHODS)),
     "adaptive clipping": (replace(BASE, clipping="adaptive"), tuple(METHODS)),
     "Adam": (replace(BASE, optimizer="adam", adam_lr=0.01), tuple(METHODS)),
@@ -81,7 +77,11 @@ TOOLS: dict[str, tuple[Settings, tuple[str, ...]]] = {
     "shrunk singular values": (replace(BASE, shrink=True), tuple(METHODS)),
     "random subspaces": (replace(BASE, subspaces="random"), LOW_RANK),
     "subspaces of past updates": (replace(BASE, subspaces="updates"), LOW_RANK),
+    "clip 0.1": (replace(BASE, clip=0.1, lr=10.0), tuple(METHODS)),
+    "warm-up 0.1": (replace(BASE, warmup=0.1), tuple(METHODS)),
     "rank by layer: dense head": (replace(BASE, options={"dense": ("head.*",)}), LOW_RANK),
+    "batch x 2": (replace(BASE, batch=2.0), tuple(METHODS)),
+    "cosine decay": (replace(BASE, schedule="cosine"), tuple(METHODS)),
 }
 
 
@@ -192,7 +192,7 @@ def tasks(sst2: Path | None, encoder: Path | None, features: Path, fashion: Path
                 "Fashion-MNIST, N = 5,000",
                 lambda: fashion_data(fashion),
                 lambda: HeadOnHidden(196, 32, 10),
-                **{"records": 5000, "batch": 500, "epochs": 8, "lr": 1.6, "delta": 1e-5, "epsilon": 3.0},
+                **{"records": 5000, "batch": 500, "epochs": 6, "lr": 1.6, "delta": 1e-5, "epsilon": 3.0},
             )
         )
     found.append(
@@ -224,8 +224,8 @@ class Records:
 
 
 def split(task: Task, *, validation: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training and test records. Where rates are tuned other records stand in for the test: those past the task's N, or,
-    where there are none, a fifth of the training records."""
+    """Training and test records. Where rates are tuned other records stand in for the test: those past the task's N,
+    or, where there are none, a fifth of the training records."""
     x, y, test_x, test_y = task.data()
     if not validation:
         return x[: task.records], y[: task.records], test_x, test_y
@@ -281,7 +281,7 @@ def scores_of(
             max_grad_norm=settings.clip,
             clipping="flat" if adaptive is not None else settings.clipping,
             method=method(**settings.options),
-            max_physical_batch_size=128 if method is DPSGD and not task.linear else 512,
+            max_physical_batch_size=512,
             noise_generator=fresh_generator(torch.device("cpu"), f"{seed}".encode()),
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(own, lambda step: rate(settings, step, steps))
@@ -378,21 +378,23 @@ def main() -> None:
     for name in ("--sst2", "--encoder", "--fashion"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--features", type=Path, default=Path("sst2-features.pt"), help="where features are kept")
+    parser.add_argument("--task", default="", help="tasks whose name begins so; without it, all")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in given.output.open()] if given.output.exists() else []
     known = {(row["task"], row["epsilon"], row["method"], row["tool"]) for row in rows}
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    for task in tasks(given.sst2, given.encoder, given.features, given.fashion):
+    found = tasks(given.sst2, given.encoder, given.features, given.fashion)
+    for task in (task for task in found if task.name.startswith(given.task)):
         for tool, (_, methods) in TOOLS.items():
             for method in methods if not task.linear else ("dpsgd",) if "dpsgd" in methods else ():
                 if (task.name, task.epsilon, "any" if task.linear else method, tool) in known:
                     continue
-                found = rows_of(task, method, tool)
+                measured = rows_of(task, method, tool)
                 with given.output.open("a") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in found)
-                means = ", ".join(f"{100 * statistics.mean(row['scores']):.2f}" for row in found)
-                print(f"{task.name}, {method}, {tool}: {means} ({found[0]['seconds_of_all_shares']} s)", flush=True)
+                    file.writelines(json.dumps(row) + "\n" for row in measured)
+                means = ", ".join(f"{100 * statistics.mean(row['scores']):.2f}" for row in measured)
+                print(f"{task.name}, {method}, {tool}: {means} ({measured[0]['seconds_of_all_shares']} s)", flush=True)
 
 
 if __name__ == "__main__":
