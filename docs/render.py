@@ -7,7 +7,7 @@ python docs/render.py --check    writes nothing; fails if a part is not what it 
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -23,6 +23,7 @@ GPU_RESULTS = DOCS.parent / "results" / "reproduce" / "gpu-hour"
 AUDIT_BAR = DOCS.parent / "results" / "audit" / "bar.json"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
+WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 BENCH = DOCS.parent / "results" / "bench"
 BENCHES = (
     "cpu-encoder-fp32-cpu",
@@ -35,6 +36,7 @@ BENCHES = (
 )
 OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
 SWEPT = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
+METHOD_TITLES = {name: known.title for name, known in METHODS.items()} | {"any": "any method"}
 SHOWN = (
     "model",
     "optimizer",
@@ -169,6 +171,70 @@ def clip_study() -> str:
     return "\n".join(lines)
 
 
+def what_helps() -> str:
+    """A table for each task: the base's accuracy and what each tool adds to it, method by method."""
+    tasks: dict[str, dict[str, dict[str, dict[int, float]]]] = {}  # task, tool, method, seed: percent
+    for row in _records(WHAT_HELPS):
+        if not row["averaging"] or row["tool"] == "base":  # `averaged` tells of the others
+            tool = f"averaging {row['averaging']:g}" if row["averaging"] else row["tool"]
+            task = f"{row['task']}, ε = {row['epsilon']:g}"
+            tasks.setdefault(task, {}).setdefault(tool, {})[row["method"]] = _by_seed(row)
+    lines = []
+    for task, tools in tasks.items():
+        base = tools.pop("base")
+        lines += [f"| {task} | {' | '.join(METHOD_TITLES.get(m, m) for m in base)} |", "|---" * (1 + len(base)) + "|"]
+        accuracies = (f"{mean(scores.values()):.1f} ± {_error(scores.values()):.1f}" for scores in base.values())
+        lines.append(f"| base | {' | '.join(accuracies)} |")
+        for tool, found in tools.items():
+            gains = (_gain(found[m], base[m]) if m in found else "" for m in base)
+            lines.append(f"| {tool} | {' | '.join(gains)} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def averaged() -> str:
+    """What averaged weights add to the last ones of the same tool: the mean over all tools of a task and method."""
+    rows = {
+        (r["task"], r["epsilon"], r["method"], r["tool"], r["averaging"]): _by_seed(r) for r in _records(WHAT_HELPS)
+    }
+    shares = sorted({key[4] for key in rows if key[4]})
+    lines = [
+        f"| task | method | tools | {' | '.join(f'averaging {s:g}' for s in shares)} |",
+        "|---" * (3 + len(shares)) + "|",
+    ]
+    for task, epsilon, method in dict.fromkeys(key[:3] for key in rows):
+        cells, tools = [], set()
+        for share in shares:
+            gains = []
+            for key, scores in rows.items():
+                last = rows.get((*key[:4], 0.0))
+                if key[:3] == (task, epsilon, method) and key[4] == share and last is not None:
+                    gains.append(mean(scores[seed] - last[seed] for seed in scores if seed in last))
+                    tools.add(key[3])
+            cells.append(f"{mean(gains):+.1f} ± {_error(gains):.1f}" if gains else "")
+        if tools:
+            title = METHOD_TITLES.get(method, method)
+            lines.append(f"| {task}, ε = {epsilon:g} | {title} | {len(tools)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _by_seed(row: dict[str, Any]) -> dict[int, float]:
+    return {seed: 100 * score for seed, score in zip(row["seeds"], row["scores"], strict=True)}
+
+
+def _error(values: Iterable[float]) -> float:
+    """The standard error of their mean; 0 where one value cannot tell."""
+    found = list(values)
+    return stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+
+
+def _gain(scores: dict[int, float], base: dict[int, float]) -> str:
+    """Over the base, seed by seed; in bold past two standard errors."""
+    gains = [scores[seed] - base[seed] for seed in scores if seed in base]
+    shown = f"{mean(gains):+.1f} ± {_error(gains):.1f}"
+    return f"**{shown}**" if abs(mean(gains)) > 2 * _error(gains) > 0 else shown
+
+
 def audited() -> str:
     """How close the white-box bound came to the claim, by method and clipping, over all seeds."""
     bar = json.loads(AUDIT_BAR.read_text())
@@ -251,6 +317,7 @@ def _demoted(page: str) -> str:
 PARTS = {
     "audit.md": {"bar": audited},
     "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
+    "what-helps.md": {"cells": what_helps, "averaging": averaged},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
