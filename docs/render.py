@@ -193,29 +193,29 @@ def what_helps() -> str:
 
 
 def averaged() -> str:
-    """What averaged weights add to the last ones of the same tool: the mean over all tools of a task and method."""
-    rows = {
-        (r["task"], r["epsilon"], r["method"], r["tool"], r["averaging"]): _by_seed(r) for r in _records(WHAT_HELPS)
-    }
-    shares = sorted({key[4] for key in rows if key[4]})
-    lines = [
-        f"| task | method | tools | {' | '.join(f'averaging {s:g}' for s in shares)} |",
-        "|---" * (3 + len(shares)) + "|",
-    ]
-    for task, epsilon, method in dict.fromkeys(key[:3] for key in rows):
-        cells, tools = [], set()
-        for share in shares:
-            gains = []
-            for key, scores in rows.items():
-                last = rows.get((*key[:4], 0.0))
-                if key[:3] == (task, epsilon, method) and key[4] == share and last is not None:
-                    gains.append(mean(scores[seed] - last[seed] for seed in scores if seed in last))
-                    tools.add(key[3])
-            cells.append(f"{mean(gains):+.1f} ± {_error(gains):.1f}" if gains else "")
-        if tools:
-            title = METHOD_TITLES.get(method, method)
-            lines.append(f"| {task}, ε = {epsilon:g} | {title} | {len(tools)} | {' | '.join(cells)} |")
+    """What averaged weights add to the last ones of the same runs, at each of the three rates that were tried."""
+    rows = [row for row in _records(WHAT_HELPS) if len(row.get("tuning", {})) == 3]
+    last = {_cell(row): row["tuning"] for row in rows if not row["averaging"]}
+    gains: dict[tuple[str, str], dict[float, list[list[float]]]] = {}  # task and method, share, rate: in points
+    for row in rows:
+        if not row["averaging"]:
+            continue
+        place = f"{row['task']}, ε = {row['epsilon']:g}", METHOD_TITLES.get(row["method"], row["method"])
+        found = gains.setdefault(place, {}).setdefault(row["averaging"], [[], [], []])
+        for gathered, lr in zip(found, sorted(row["tuning"], key=float), strict=True):
+            pairs = zip(row["tuning"][lr], last[_cell(row)][lr], strict=True)
+            gathered += [100 * (average - own) for average, own in pairs]
+    lines = ["| task | method | averaging | lowest rate | middle rate | highest rate |", "|---|---|---|---|---|---|"]
+    for (task, method), shares in gains.items():
+        for share, found in shares.items():
+            cells = (f"{mean(values):+.1f} ± {_error(values):.1f}" for values in found)
+            lines.append(f"| {task} | {method} | {share:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row is about, whatever it averages."""
+    return row["task"], row["epsilon"], row["method"], row["tool"]
 
 
 def _by_seed(row: dict[str, Any]) -> dict[int, float]:
