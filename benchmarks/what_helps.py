@@ -3,8 +3,8 @@
     python benchmarks/what_helps.py OUTPUT.jsonl --sst2 GLUE/SST-2 --encoder MINILM_FOLDER --fashion FOLDER
 
 A row of OUTPUT is one tool on one task with one method, with its last weights or with their average over a share of the
-steps. Its learning rate is the best of LRS times the task's over TUNING_SEEDS, on records that are neither trained on
-nor tested on (`split`); its scores on the test records are those of other SEEDS. Tools that OUTPUT has already are not
+steps. Its learning rate is the best of those that `tuned` tries over TUNING_SEEDS, on records that are neither trained
+on nor tested on (`split`); its scores on the test records are those of other SEEDS. Tools that OUTPUT has already are not
 run again. One thread.
 """
 
@@ -345,15 +345,30 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
+def tuned(run: Callable[[float, int], dict[float, float]], middle: float) -> dict[float, list[dict[float, float]]]:
+    """Scores by rate, low to high: three around the middle, and up to two more past an end where the best is there."""
+    tuning = {middle * factor: [run(middle * factor, seed) for seed in TUNING_SEEDS] for factor in LRS}
+    for _ in range(2):
+        ends = {min(tuning): min(LRS), max(tuning): max(LRS)}
+        for end in {best_rate(tuning, share) for share in AVERAGING} & ends.keys():
+            lr = end * ends[end]
+            tuning[lr] = [run(lr, seed) for seed in TUNING_SEEDS]
+    return dict(sorted(tuning.items()))
+
+
+def best_rate(tuning: dict[float, list[dict[float, float]]], share: float) -> float:
+    return max(tuning, key=lambda lr: sum(found[share] for found in tuning[lr]))
+
+
 def rows_of(task: Task, method: str, tool: str) -> list[dict[str, Any]]:
     """One for each share that weights are averaged over."""
     started = time.perf_counter()
     settings, kind = TOOLS[tool][0], METHODS[method]
-    rates = [factor * (settings.adam_lr or settings.lr * task.lr) for factor in LRS]
-    tuning = {lr: [scores_of(task, kind, settings, lr, seed, validation=True) for seed in TUNING_SEEDS] for lr in rates}
-    best = {
-        share: max(rates, key=lambda lr, share=share: sum(found[share] for found in tuning[lr])) for share in AVERAGING
-    }
+    tuning = tuned(
+        lambda lr, seed: scores_of(task, kind, settings, lr, seed, validation=True),
+        settings.adam_lr or settings.lr * task.lr,
+    )
+    best = {share: best_rate(tuning, share) for share in AVERAGING}
     tested = {
         lr: [scores_of(task, kind, settings, lr, seed, validation=False) for seed in SEEDS] for lr in set(best.values())
     }
@@ -365,7 +380,7 @@ def rows_of(task: Task, method: str, tool: str) -> list[dict[str, Any]]:
             **common,
             "averaging": share,
             "lr": best[share],
-            "tuning": {f"{lr:g}": [found[share] for found in tuning[lr]] for lr in rates},
+            "tuning": {f"{lr:g}": [found[share] for found in tuning[lr]] for lr in tuning},
             "scores": [found[share] for found in tested[best[share]]],
         }
         for share in AVERAGING

@@ -193,23 +193,26 @@ def what_helps() -> str:
 
 
 def averaged() -> str:
-    """What averaged weights add to the last ones of the same runs, at each of the three rates that were tried."""
-    rows = [row for row in _records(WHAT_HELPS) if len(row.get("tuning", {})) == 3]
-    last = {_cell(row): row["tuning"] for row in rows if not row["averaging"]}
-    gains: dict[tuple[str, str], dict[float, list[list[float]]]] = {}  # task and method, share, rate: in points
+    """What averaged weights add to the last ones of the same runs, at the last ones' best rate and those beside it."""
+    rows = [row for row in _records(WHAT_HELPS) if "tuning" in row]
+    last = {_cell(row): row for row in rows if not row["averaging"]}
+    gains: dict[tuple[str, str, float], list[list[float]]] = {}  # task, method, share: by rate, in points
     for row in rows:
         if not row["averaging"]:
             continue
-        place = f"{row['task']}, ε = {row['epsilon']:g}", METHOD_TITLES.get(row["method"], row["method"])
-        found = gains.setdefault(place, {}).setdefault(row["averaging"], [[], [], []])
-        for gathered, lr in zip(found, sorted(row["tuning"], key=float), strict=True):
-            pairs = zip(row["tuning"][lr], last[_cell(row)][lr], strict=True)
-            gathered += [100 * (average - own) for average, own in pairs]
-    lines = ["| task | method | averaging | lowest rate | middle rate | highest rate |", "|---|---|---|---|---|---|"]
-    for (task, method), shares in gains.items():
-        for share, found in shares.items():
-            cells = (f"{mean(values):+.1f} ± {_error(values):.1f}" for values in found)
-            lines.append(f"| {task} | {method} | {share:g} | {' | '.join(cells)} |")
+        own = last[_cell(row)]
+        title = METHOD_TITLES.get(row["method"], row["method"])
+        found = gains.setdefault((f"{row['task']}, ε = {row['epsilon']:g}", title, row["averaging"]), [[], [], []])
+        rates = sorted(own["tuning"], key=float)
+        best = rates.index(f"{own['lr']:g}")
+        for gathered, place in zip(found, (best - 1, best, best + 1), strict=True):
+            if 0 <= place < len(rates):
+                pairs = zip(row["tuning"][rates[place]], own["tuning"][rates[place]], strict=True)
+                gathered += [100 * (average - score) for average, score in pairs]
+    lines = ["| task | method | averaging | a third of the best rate | best rate | three times it |", "|---" * 6 + "|"]
+    for (task, method, share), found in gains.items():
+        cells = (f"{mean(values):+.1f} ± {_error(values):.1f}" if values else "" for values in found)
+        lines.append(f"| {task} | {method} | {share:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
