@@ -3,9 +3,9 @@
     python benchmarks/what_helps.py OUTPUT.jsonl --sst2 GLUE/SST-2 --encoder MINILM_FOLDER --fashion FOLDER
 
 A row of OUTPUT is one tool on one task with one method, with its last weights or with their average over a share of the
-steps. Its learning rate is the best of those that `tuned` tries over TUNING_SEEDS, on records that are neither trained
-on nor tested on (`split`); its scores on the test records are those of other SEEDS. Tools that OUTPUT has already are not
-run again. One thread.
+steps. Its learning rate is the best of those that `tuned` tries, on records that are neither trained on nor tested on
+(`split`); its scores on the test records are those of other seeds. Tools that OUTPUT has already are not run again.
+About half an hour of one core.
 """
 
 import argparse
