@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -30,6 +30,7 @@ AUDITS = DOCS.parent / "results" / "audit"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
+WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 BENCH = DOCS.parent / "results" / "bench"
 BENCHES = (
     "cpu-encoder-fp32-cpu",
@@ -42,6 +43,7 @@ BENCHES = (
 )
 OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
 SWEPT = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
+METHOD_TITLES = {name: known.title for name, known in METHODS.items()} | {"any": "any method"}
 SHOWN = (
     "model",
     "optimizer",
@@ -302,6 +304,7 @@ PARTS = {
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
+    "what-helps.md": {"cells": what_helps, "averaging": averaged},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
