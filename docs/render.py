@@ -178,6 +178,73 @@ def clip_study() -> str:
     return "\n".join(lines)
 
 
+def what_helps() -> str:
+    """A table for each task: the base's accuracy and what each tool adds to it, method by method."""
+    tasks: dict[str, dict[str, dict[str, dict[int, float]]]] = {}  # task, tool, method, seed: percent
+    for row in _records(WHAT_HELPS):
+        if not row["averaging"] or row["tool"] == "base":  # `averaged` tells of the others
+            tool = f"averaging {row['averaging']:g}" if row["averaging"] else row["tool"]
+            task = f"{row['task']}, ε = {row['epsilon']:g}"
+            tasks.setdefault(task, {}).setdefault(tool, {})[row["method"]] = _by_seed(row)
+    lines = []
+    for task, tools in tasks.items():
+        base = tools.pop("base")
+        lines += [f"| {task} | {' | '.join(METHOD_TITLES.get(m, m) for m in base)} |", "|---" * (1 + len(base)) + "|"]
+        accuracies = (f"{mean(scores.values()):.1f} ± {_error(scores.values()):.1f}" for scores in base.values())
+        lines.append(f"| base | {' | '.join(accuracies)} |")
+        for tool, found in tools.items():
+            gains = (_gain(found[m], base[m]) if m in found else "" for m in base)
+            lines.append(f"| {tool} | {' | '.join(gains)} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def averaged() -> str:
+    """What averaged weights add to the last ones of the same runs, at the last ones' best rate and those beside it."""
+    rows = [row for row in _records(WHAT_HELPS) if "tuning" in row]
+    last = {_cell(row): row for row in rows if not row["averaging"]}
+    gains: dict[tuple[str, str, float], list[list[float]]] = {}  # task, method, share: by rate, in points
+    for row in rows:
+        if not row["averaging"]:
+            continue
+        own = last[_cell(row)]
+        title = METHOD_TITLES.get(row["method"], row["method"])
+        found = gains.setdefault((f"{row['task']}, ε = {row['epsilon']:g}", title, row["averaging"]), [[], [], []])
+        rates = sorted(own["tuning"], key=float)
+        best = rates.index(f"{own['lr']:g}")
+        for gathered, place in zip(found, (best - 1, best, best + 1), strict=True):
+            if 0 <= place < len(rates):
+                pairs = zip(row["tuning"][rates[place]], own["tuning"][rates[place]], strict=True)
+                gathered += [100 * (average - score) for average, score in pairs]
+    lines = ["| task | method | averaging | a third of the best rate | best rate | three times it |", "|---" * 6 + "|"]
+    for (task, method, share), found in gains.items():
+        cells = (f"{mean(values):+.1f} ± {_error(values):.1f}" if values else "" for values in found)
+        lines.append(f"| {task} | {method} | {share:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row is about, whatever it averages."""
+    return row["task"], row["epsilon"], row["method"], row["tool"]
+
+
+def _by_seed(row: dict[str, Any]) -> dict[int, float]:
+    return {seed: 100 * score for seed, score in zip(row["seeds"], row["scores"], strict=True)}
+
+
+def _error(values: Iterable[float]) -> float:
+    """The standard error of their mean; 0 where one value cannot tell."""
+    found = list(values)
+    return stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+
+
+def _gain(scores: dict[int, float], base: dict[int, float]) -> str:
+    """Over the base, seed by seed; in bold past two standard errors."""
+    gains = [scores[seed] - base[seed] for seed in scores if seed in base]
+    shown = f"{mean(gains):+.1f} ± {_error(gains):.1f}"
+    return f"**{shown}**" if abs(mean(gains)) > 2 * _error(gains) > 0 else shown
+
+
 def audited(name: str) -> str:
     """How close the white-box bound came to the claim, by method and clipping, over all seeds."""
     bar = json.loads((AUDITS / name).read_text())
