@@ -86,9 +86,13 @@ def later(against: str, rounds: int) -> dict[str, Any]:
     found: dict[str, list[list[float]]] = {name: [] for name in trees}
     for number in range(rounds):
         for name in sorted(trees, reverse=number % 2 == 1):
-            command = [sys.executable, __file__, "child"]
+            command = [sys.executable, str(Path(__file__).with_name("later_batches.py"))]
             done = subprocess.run(
-                command, env=os.environ | {"PYTHONPATH": trees[name]}, check=True, capture_output=True, text=True
+                command,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([trees[name], os.environ.get("PYTHONPATH", "")])},
+                check=True,
+                capture_output=True,
+                text=True,
             )
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(number, name, statistics.median(found[name][-1]), min(found[name][-1]), flush=True)
@@ -105,17 +109,13 @@ def later(against: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["first", "later", "child"])
+    parser.add_argument("what", choices=["first", "later"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--against", help="the `src` folder of another commit's work tree")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
-    if asked.what == "child":
-        shape = preset("cpu-encoder").scaled(micro_batches=1)
-        print(json.dumps(micro_batches(shape, torch.device("cpu"), "fp32", 40, EAGER)["seconds"][3:]))
-        return
     device = torch.device(asked.device)
     found = first(device, asked.smoke) if asked.what == "first" else later(asked.against, asked.rounds)
     found = {"command": " ".join(sys.argv), "provenance": provenance() | {"load": os.getloadavg()}, **found}

@@ -30,6 +30,7 @@ AUDITS = DOCS.parent / "results" / "audit"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
+RECIPES = DOCS.parent / "results" / "recipes" / "sst2-minilm.jsonl"
 WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 BENCH = DOCS.parent / "results" / "bench"
 BENCHES = (
@@ -197,6 +198,27 @@ def what_helps() -> str:
             lines.append(f"| {tool} | {' | '.join(gains)} |")
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def recipe_runs() -> str:
+    """Every run behind the recipe for texts: most records first, then the best."""
+    lines = [
+        "| records | trained | head sees | method | clipping | rate (head) | batch, epochs | accuracy |",
+        "|---" * 8 + "|",
+    ]
+    for row in _records(RECIPES):
+        records = f"about {round(67_349 * row['train_limit'], -3):,.0f}" if row.get("train_limit") else "67,349"
+        method = {"dpsgd": "DPSGD", "rgp": f"RGP({row['rank']})", "lsg": f"LSG({row['rank']}, {row['sparsity']:g})"}
+        clip = row["clipping"] if row["clipping"] == "automatic" else f"flat {row['max_grad_norm']:g}"
+        clip += f", head x {row['head_scale']:g}" if row["head_scale"] != 1 else ""
+        rate = f"{row['lr']:g}" + (f" ({row['lr'] * row['head_lr']:g})" if row.get("head_lr", 1) != 1 else "")
+        extras = ["no dropout"] if not row["dropout"] else []
+        extras += [f"averaging {row['averaging']:g}"] if row.get("averaging") else []
+        trained = ", ".join([row["trainable"], *extras])
+        size = f"{row['batch_size']:,}, {row['epochs']}"
+        cells = (records, trained, row["pooling"], method[row["method"]], clip, rate, size, f"{100 * row['score']:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def averaged() -> str:
@@ -371,7 +393,7 @@ PARTS = {
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
-    "what-helps.md": {"cells": what_helps, "averaging": averaged},
+    "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
     "train.md": {"presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,

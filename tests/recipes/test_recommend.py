@@ -21,7 +21,8 @@ def test_little_data_or_a_small_epsilon_train_a_head_alone() -> None:
 def test_enough_data_fine_tune_in_low_rank() -> None:
     many = lsg.recommend(records=10_000, epsilon=3.0, task="text")
     assert (many.trainable, many.method, many.batch_size) == ("paper", RGP(rank=8), 1000)
-    assert lsg.recommend(records=67_349, epsilon=3.0, task="text").batch_size == 2600
+    most = lsg.recommend(records=67_349, epsilon=3.0, task="text")
+    assert (most.pooling, most.batch_size, most.method.head_scale) == ("model", 2600, 0.1)
 
 
 @pytest.mark.parametrize("task", ["text", "image"])
