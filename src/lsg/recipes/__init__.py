@@ -23,11 +23,13 @@ def recommend(
     epsilon: float,
     delta: float | None = None,
     task: str | None = None,
+    channels: int = 3,
 ) -> Recipe:
     """What to train, and how, for this many records at this ε: the choice that did best in our studies.
 
     records: training records, or persons with `unit_of`. delta: without it a tenth of 1/records, or less. task: "text"
-    (a pretrained model of transformers) or "image" (a network from scratch); without it the model tells.
+    (a pretrained model of transformers) or "image" (a network from scratch); without it the model tells. channels: of
+    images, 1 where they are grey.
     It looks at no record, so it costs no privacy.
 
         recipe = lsg.recommend(model, records=len(data), epsilon=3.0)
@@ -47,5 +49,7 @@ def recommend(
         task = "text" if is_transformer(model) else "image"
     if task not in KINDS:
         raise ConfigurationError(f"task={task!r} must be one of {', '.join(KINDS)}")
-    rule = text_recipe if task == "text" else image_recipe
-    return rule(records, epsilon, safe_delta(records) if delta is None else delta)
+    delta = safe_delta(records) if delta is None else delta
+    if task == "text":
+        return text_recipe(records, epsilon, delta)
+    return image_recipe(records, epsilon, delta, channels)

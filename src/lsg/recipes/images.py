@@ -1,17 +1,20 @@
 """The recipe for images from scratch: number of records and ε in, which network to train and how out.
 
-The numbers come from the study in docs/what-helps.md.
+Rates and batches are those of Tramèr and Boneh 2021, in proportion where there are fewer records than one of their
+batches. On Fashion-MNIST at ε = 3 the linear layer has 89.5 % (one seed); the rule for colour has not been measured.
 """
 
 from lsg.methods import DPSGD
 from lsg.recipes.recipe import Recipe
 
-CNN_FROM = 150_000  # records times ε: from it on a small network on wavelet features gains over a linear layer
+CNN_FROM = 150_000  # records times ε: from it on a small network on features of colour images gains over a linear layer
+BATCH = 8192
 
 
-def image_recipe(records: int, epsilon: float, delta: float) -> Recipe:
+def image_recipe(records: int, epsilon: float, delta: float, channels: int) -> Recipe:
     """Wavelet features, which are the same for all data, under a linear layer or a small network."""
-    deeper = records * epsilon >= CNN_FROM
+    deeper = channels > 1 and records * epsilon >= CNN_FROM
+    batch = min(records, BATCH)
     return Recipe(
         records=records,
         epsilon=epsilon,
@@ -22,9 +25,9 @@ def image_recipe(records: int, epsilon: float, delta: float) -> Recipe:
         clipping="flat",
         max_grad_norm=0.1,
         optimizer="sgd",
-        lr=4.0,
+        lr=4.0 if deeper else max(4.0, 16.0 * batch / BATCH),
         lr_schedule="constant",
-        batch_size=min(records, 8192),
+        batch_size=batch,
         epochs=60 if deeper else 40,
         why=(
             "from scratch, features that need no training learn most from few private steps",

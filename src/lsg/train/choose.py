@@ -34,9 +34,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
     if recipe == "paper" or config.method == "non-private":
         return config
-    chosen = recipe_for(
-        config, prepare_data(config, choose_device(config.device), _Quiet(listener)).protected(config).units
-    )
+    data = prepare_data(config, choose_device(config.device), _Quiet(listener))
+    channels = 1 if data.shape is None else data.shape.channels
+    chosen = recipe_for(config, records=data.protected(config).units, channels=channels)
     fields = recipe_fields(chosen)
     if task not in _OWN_DATA:
         del fields["delta"]
@@ -47,11 +47,11 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     return RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
 
 
-def recipe_for(config: RunConfig, records: int) -> Recipe:
+def recipe_for(config: RunConfig, *, records: int, channels: int) -> Recipe:
     """The recommended recipe for a task with so many records, or persons."""
     delta = safe_delta(records) if config.task in _OWN_DATA else min(config.delta, safe_delta(records))
-    kind = TASKS[config.task].kind
-    return recommend(records=records, epsilon=config.epsilon or _ASSUMED_EPSILON, delta=delta, task=kind)
+    epsilon = config.epsilon or _ASSUMED_EPSILON
+    return recommend(records=records, epsilon=epsilon, delta=delta, task=TASKS[config.task].kind, channels=channels)
 
 
 def recipe_fields(recipe: Recipe) -> dict[str, Any]:
