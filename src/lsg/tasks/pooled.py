@@ -79,7 +79,9 @@ class PooledClassifier(nn.Module):
         folder = Path(folder)
         try:
             about = loads((folder / "head.json").read_text(encoding="utf-8"))
-            encoder = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+            encoder = AutoModel.from_pretrained(
+                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+            )
             model = cls(encoder, about["pooling"], tuple(about["labels"]))
             model.head.load_state_dict(load_file(folder / "head.safetensors"))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
