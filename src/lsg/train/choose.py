@@ -4,6 +4,7 @@
 takes the paper's settings.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from lsg.accounting.budget import safe_delta
@@ -34,24 +35,32 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
     if recipe == "paper" or config.method == "non-private":
         return config
-    chosen = recipe_for(
-        config, prepare_data(config, choose_device(config.device), _Quiet(listener)).protected(config).units
-    )
+    records = prepare_data(config, choose_device(config.device), _Quiet(listener)).protected(config).units
+    chosen = recipe_for(task, records, config.epsilon, given.get("delta"))
     fields = recipe_fields(chosen)
-    if task not in _OWN_DATA:
-        del fields["delta"]
     if fields["model"] is None:
         del fields["model"]
-    overruled = sorted(fields.keys() & given.keys())
-    listener.note(str(chosen) + (f"\n  given, and kept: {', '.join(overruled)}" if overruled else ""))
+    listener.note(told(chosen, given))
     return RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
 
 
-def recipe_for(config: RunConfig, records: int) -> Recipe:
-    """The recommended recipe for a task with so many records, or persons."""
-    delta = safe_delta(records) if config.task in _OWN_DATA else min(config.delta, safe_delta(records))
-    kind = TASKS[config.task].kind
-    return recommend(records=records, epsilon=config.epsilon or _ASSUMED_EPSILON, delta=delta, task=kind)
+def recipe_for(task: str, records: int, epsilon: float | None, delta: float | None) -> Recipe:
+    """The recommended recipe for a task with so many records, or persons. Without ε or δ: for usual ones."""
+    epsilon = _ASSUMED_EPSILON if epsilon is None else epsilon
+    delta = _usual_delta(task, records) if delta is None else delta
+    return recommend(records=records, epsilon=epsilon, delta=delta, task=TASKS[task].kind)
+
+
+def _usual_delta(task: str, records: int) -> float:
+    """The literature's of a public task, where so many records allow it."""
+    agreed: float = preset(task, RunConfig.method)["delta"]
+    return agreed if task not in _OWN_DATA and agreed < 1 / records else safe_delta(records)
+
+
+def told(recipe: Recipe, given: Iterable[str]) -> str:
+    """For people: the recipe, and which of its fields somebody has given."""
+    kept = sorted(recipe_fields(recipe).keys() & set(given))
+    return str(recipe) + (f"\n  given, and kept: {', '.join(kept)}" if kept else "")
 
 
 def recipe_fields(recipe: Recipe) -> dict[str, Any]:
