@@ -23,7 +23,7 @@ from lsg.train.presets import preset
 from lsg.train.provenance import provenance
 from lsg.train.run import run
 
-METHODS, EPSILONS, RATES, SEEDS = ("lsg", "rgp", "dpsgd"), (1.0, 3.0), (0.05, 0.1, 0.2, 0.4, 0.8), (100,)
+METHODS, EPSILONS, RATES, SEEDS = ("lsg", "rgp", "dpsgd"), (1.0, 3.0), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), (100,)
 
 
 def settings(method: str, epsilon: float, lr: float, seed: int) -> RunConfig:
