@@ -148,8 +148,8 @@ def _accuracy_table(runs: list[DemoRun], settings: Settings) -> Table:
     """A row a method, a column a budget."""
     budgets = list(dict.fromkeys(one.epsilon for one in runs))
     table = Table(title=f"Accuracy on digits with {NETWORK}, δ = {settings.delta:g}, seed {settings.seed}")
-    table.add_column("method", style="bold", no_wrap=True)
-    for column in ("numbers noised", *map(_budget, budgets), "time"):
+    table.add_column("method", style="bold")
+    for column in ("numbers\nnoised", *map(_budget, budgets), "time"):
         table.add_column(column, justify="right")
     for label in dict.fromkeys(one.label for one in runs):
         own = {one.epsilon: one for one in runs if one.label == label}
