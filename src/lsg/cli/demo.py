@@ -67,12 +67,7 @@ def demo(
         configs = [(contender, config) for contender in contenders for config in settings.configs(contender)]
         runs, origin = _train_all(configs, console), provenance()
         console.print(_accuracy_table(runs, settings))
-        console.print(
-            f"Percent of {TEST_IMAGES} held-out images, last epoch, ± standard error; one seed: smaller gaps mean "
-            "little.\nNoise: seeded, so that runs repeat. Fine for public data like these, wrong for secrets.",
-            style="dim",
-            soft_wrap=True,
-        )
+        console.print(_notes(settings), style="dim", soft_wrap=True, highlight=False)
         costs = wide_costs(contenders, width) if width else []
     if costs:
         console.print(_cost_table(costs, width))
@@ -144,10 +139,23 @@ class _EpochBar(Listener):
         self._bar.update(self._task, advance=1, epsilon=f"{epsilon_text(row['epsilon']):<4}", loss=loss)
 
 
+def _notes(settings: Settings) -> str:
+    rate = (
+        "at its best rate of the same search on a validation part"
+        if settings.lr is None
+        else f"at rate {settings.lr:g}"
+    )
+    return (
+        f"Network: {NETWORK}, each private method {rate}; lsg train's choice has its own.\n"
+        f"Percent of {TEST_IMAGES} held-out images, last epoch, ± standard error; one seed: smaller gaps mean little.\n"
+        "Noise: seeded, so that runs repeat. Fine for public data like these, wrong for secrets."
+    )
+
+
 def _accuracy_table(runs: list[DemoRun], settings: Settings) -> Table:
     """A row a method, a column a budget."""
     budgets = list(dict.fromkeys(one.epsilon for one in runs))
-    table = Table(title=f"Accuracy on digits with {NETWORK}, δ = {settings.delta:g}, seed {settings.seed}")
+    table = Table(title=f"Accuracy on digits at δ = {settings.delta:g}, seed {settings.seed}")
     table.add_column("method", style="bold")
     for column in ("numbers\nnoised", *map(_budget, budgets), "time"):
         table.add_column(column, justify="right")
