@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from lsg.cli.budget import terminal_plot
+from lsg.cli.budget import RECORDS, terminal_plot
+from lsg.train.choose import choose_settings
+from lsg.train.listener import Listener
 
 FAST = ["--accountant", "rdp"]
 
@@ -44,9 +46,42 @@ def test_a_task_fills_what_is_not_given() -> None:
 
 
 @pytest.mark.usefixtures("only_rdp")
-def test_your_own_texts_take_the_preset_and_your_records() -> None:
+def test_a_task_has_the_recipe_and_the_plan_that_lsg_train_takes() -> None:
+    notes: list[str] = []
+    listener = Listener()
+    listener.note = notes.append  # type: ignore[method-assign]
+    trained = choose_settings({"task": "digits", "epsilon": 3.0}, "options", listener)
+    output = _run("--task", "digits", "--epsilon", "3")
+    assert output.startswith(notes[0]) and len(notes[0].splitlines()) == 5
+    shown = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 4}
+    assert shown["expected batch size B"] == f"{trained.batch_size:,}" and shown["epochs"] == str(trained.epochs)
+    assert shown["δ"] == f"{trained.delta:g}"
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_what_is_given_overrules_the_recipe_and_is_told() -> None:
+    output = _run("--task", "digits", "--epsilon", "3", "--batch-size", "100")
+    assert "given, and kept: batch_size" in output
+    assert any("batch size" in row and " 100 " in row for row in output.splitlines())
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_the_papers_recipe_is_its_preset() -> None:
+    output = _run("--task", "digits", "--epsilon", "3", "--recipe", "paper")
+    assert "recipe" not in output and any("batch size" in row and " 512 " in row for row in output.splitlines())
+
+
+@pytest.mark.usefixtures("only_rdp")
+def test_your_own_texts_take_the_recipe_for_your_records() -> None:
     output = _run("--task", "text", "--records", "50000", "--epsilon", "3")
-    assert "50,000" in output and "500" in output and "1e-06" in output
+    assert "recipe for 50,000 records" in output and "2,200" in output and "1e-06" in output
+    assert "the head alone" in _run("--task", "text", "--records", "2000", "--epsilon", "3")
+
+
+@pytest.mark.usefixtures("only_rdp")
+@pytest.mark.parametrize("task", RECORDS)
+def test_every_public_task_has_a_plan(task: str) -> None:
+    assert "recipe for" in _run("--task", task, "--epsilon", "3")
 
 
 @pytest.mark.usefixtures("only_rdp")
@@ -73,6 +108,9 @@ def test_the_plot_is_written(tmp_path: Path, name: str) -> None:
         (["--records", "100", "--epsilon", "3"], "given: --epsilon\n"),
         (["--task", "imagenet", "--epsilon", "3"], "imagenet"),
         (["--task", "sst2"], "leave out the one to compute"),
+        (["--task", "sst2", "--epsilon", "3", "--recipe", "grandma"], "--recipe 'grandma' must be one of auto, paper"),
+        (["--task", "text", "--records", "1", "--epsilon", "3"], "records=1"),
+        (["--task", "text", "--records", "100", "--epsilon", "3", "--delta", "0.1"], "delta=0.1"),
         (["--records", "100", "--epsilon", "1", "--epochs", "1", "--batch-size", "10", "--delta", "0.1"], "--delta"),
         (["--task", "sst2", "--epsilon", "3", "--plot", "plan.jpg"], "plan.jpg"),
         (["--records", "0", "--epsilon", "1", "--epochs", "1", "--batch-size", "10"], "--records 0"),

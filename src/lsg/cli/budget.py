@@ -13,8 +13,10 @@ from lsg.accounting.budget import Budget, plan_budget, safe_delta
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.tasks.catalog import TASKS
+from lsg.tasks.catalog import TASKS, check_task
 from lsg.tasks.digits import TRAIN_IMAGES
+from lsg.train.choose import recipe_for, told
+from lsg.train.config import RECIPES
 from lsg.train.presets import preset
 
 # Training records of each public task; batch size, epochs and δ are those that `lsg train` uses.
@@ -36,9 +38,10 @@ def budget(
         int | None,
         typer.Option(help="N, the number of training records, or of persons; of a public --task, known."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help=f"Start from a task's records and preset: {', '.join(TASKS)}.")] = (
-        None
-    ),
+    task: Annotated[
+        str | None, typer.Option(help=f"Start from what lsg train would take for a task: {', '.join(TASKS)}.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="With --task, auto or paper, as in lsg train.")] = "auto",
     epsilon: Annotated[float | None, typer.Option(help="The budget ε.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise / clipping threshold.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the records.")] = None,
@@ -58,20 +61,27 @@ def budget(
         "epochs": epochs,
         "batch_size": batch_size,
     }
+    if recipe not in RECIPES:
+        raise ConfigurationError(f"--recipe '{recipe}' must be one of {', '.join(RECIPES)}")
     if task is not None:
-        usual = preset(task, "lsg")
+        check_task(task)
         records = RECORDS.get(task) if records is None else records
-        delta = usual["delta"] if delta is None else delta
-        _fill(given, usual)
     if records is None:
         raise ConfigurationError(
             f"--records is missing: the number of training records, or one of --task {', '.join(RECORDS)}"
         )
+    text = ""
+    if task is not None:
+        usual, text = _usual(task, recipe, records, epsilon, delta, [name for name in given if given[name] is not None])
+        delta = usual["delta"] if delta is None else delta
+        _fill(given, usual)
     if delta is None:
         delta = safe_delta(max(records, 1))
     found = next((name for name, value in given.items() if value is None), "")
     plan = plan_budget(records=records, delta=delta, accountant=accountant, **given)
     console = Console()
+    if text:
+        console.print(text, soft_wrap=True, highlight=False)
     console.print(_plan_table(plan, found))
     trajectory = plan.over_training(PLOT_POINTS)
     console.print(_trajectory_table(plan, trajectory))
@@ -83,6 +93,16 @@ def budget(
 
         save_epsilon_figure(plot, points, title=_summary(plan))
         console.print(f"Wrote {plot}", soft_wrap=True)
+
+
+def _usual(
+    task: str, recipe: str, records: int, epsilon: float | None, delta: float | None, given: list[str]
+) -> tuple[dict[str, Any], str]:
+    """What `lsg train` takes where nothing is given (batch size, epochs, δ), and the recipe in words."""
+    if recipe == "paper":
+        return preset(task, "lsg"), ""
+    chosen = recipe_for(task, records, epsilon, delta)
+    return {name: getattr(chosen, name) for name in ("batch_size", "epochs", "delta")}, told(chosen, given)
 
 
 def _fill(given: dict[str, Any], usual: dict[str, Any]) -> None:

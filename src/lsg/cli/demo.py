@@ -1,13 +1,16 @@
-"""`lsg demo`: trains on digits with each method at the same epsilon, as `lsg train` does; then compares the methods."""
+"""`lsg demo`: where low rank pays and where it does not, on digits: runs of `lsg train`, and steps of a wide network.
+
+First all methods at the same ε, beside what `lsg train` chooses by itself and non-private training; each method has a
+learning rate of its own (lsg.demo.settings says how it was found). Then the cost of a record in a wide network, beside
+Opacus. The last lines say in words what the numbers of this run bear out.
+"""
 
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,101 +21,71 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
+from lsg.demo.runs import DemoRun
+from lsg.demo.settings import CONTENDERS, NETWORK, Settings, chosen
+from lsg.demo.verdict import verdict
+from lsg.demo.wide import Cost, wide_costs
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
-from lsg.methods import METHODS, PRIVATE_METHODS
+from lsg.models import small_cnn
 from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
-from lsg.train.presets import preset
 from lsg.train.provenance import provenance
-from lsg.train.run import RunResult, run
-
-PRESET = preset("digits", "lsg")  # the same for every private method
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the methods share. `lr` is that of the private ones; non-private training has its preset's."""
-
-    epsilon: float = 3.0
-    delta: float = PRESET["delta"]
-    epochs: int = PRESET["epochs"]
-    batch_size: int = PRESET["batch_size"]
-    max_grad_norm: float = PRESET["max_grad_norm"]
-    lr: float = PRESET["lr"]
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epsilon", "max_grad_norm", "lr"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigurationError(f"{name}={value:g} must be positive and finite")
-        if not 0 < self.delta < 1 / TRAIN_IMAGES:
-            raise ConfigurationError(
-                f"delta={self.delta:g} must be above 0 and below 1/N = {1 / TRAIN_IMAGES:.3g} (N = {TRAIN_IMAGES} "
-                "training images): a larger one allows publishing a record outright"
-            )
-        if self.epochs < 1:
-            raise ConfigurationError(f"epochs={self.epochs} must be at least 1")
-        if not 1 <= self.batch_size <= TRAIN_IMAGES:
-            raise ConfigurationError(f"batch_size={self.batch_size} must lie between 1 and {TRAIN_IMAGES}")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigurationError(f"seed={self.seed} must lie between 0 and 2^63 - 1")
-
-    def config(self, method: str) -> RunConfig:
-        """The run of `lsg train` that shows this method."""
-        shared = dataclasses.asdict(self)
-        if method not in PRIVATE_METHODS:
-            del shared["epsilon"], shared["lr"]
-        fixed = {"task": "digits", "model": "small-cnn-wide", "method": method, "device": "cpu"}
-        return RunConfig(**{**preset("digits", method), **shared, **fixed})
-
+from lsg.train.run import run
 
 DEFAULTS = Settings()
 
 
 def demo(
-    epsilon: Annotated[float, typer.Option(help="Privacy budget of every private method.")] = DEFAULTS.epsilon,
+    epsilon: Annotated[str, typer.Option(help="Privacy budgets, comma-separated; each method trains at each.")] = "1,3",
     delta: Annotated[float, typer.Option(help=f"Below 1/N, with N = {TRAIN_IMAGES} training images.")] = DEFAULTS.delta,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = DEFAULTS.epochs,
     batch_size: Annotated[int, typer.Option(help="Expected size of a Poisson batch.")] = DEFAULTS.batch_size,
     max_grad_norm: Annotated[float, typer.Option(help="Clipping threshold of a sample.")] = DEFAULTS.max_grad_norm,
-    lr: Annotated[float, typer.Option(help="Learning rate of the private methods.")] = DEFAULTS.lr,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the private methods; default: each its own.")] = (
+        DEFAULTS.lr
+    ),
     seed: Annotated[int, typer.Option(help="Of weights, batches, projections and noise.")] = DEFAULTS.seed,
     output: Annotated[Path, typer.Option(help="Folder for figure.png and results.json.")] = Path("runs/digits"),
-    methods: Annotated[str, typer.Option(help=f"Comma-separated, out of {', '.join(METHODS)}.")] = (
-        "lsg,rgp,dpsgd,non-private"
-    ),
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"Comma-separated, out of {', '.join(CONTENDERS)}; recipe: what lsg train chooses by itself."
+        ),
+    ] = "lsg,rgp,dpsgd,recipe,non-private",
+    width: Annotated[int, typer.Option(help="Channels of the wide network whose steps are timed; 0: none.")] = 256,
 ) -> None:
-    """Train privately on handwritten digits with LSG, RGP and DPSGD at one epsilon, beside non-private training."""
+    """Where low rank pays and where it does not: LSG, RGP and DPSGD on handwritten digits, and in a wide network."""
     console = Console()
-    settings = Settings(epsilon, delta, epochs, batch_size, max_grad_norm, lr, seed)
-    configs = [settings.config(method) for method in _chosen(methods)]
+    settings = Settings(_numbers(epsilon), delta, epochs, batch_size, max_grad_norm, lr, seed)
+    contenders = chosen(methods)
+    if width:
+        small_cnn(image_size=8, width=width)  # refuses a bad one
     _prepare(output)
     with _one_thread():
-        results, origin = _train_all(configs, console), provenance()
-    console.print(_table(results, settings))
-    console.print(
-        f"Accuracy: last epoch, {TEST_IMAGES} held-out images, ± standard error; smaller gaps mean little.\n"
-        "Noise: seeded, so that runs repeat. Fine for public data like these, wrong for secrets.",
-        style="dim",
-        soft_wrap=True,
-    )
-    _write(output, results, settings, origin)
-    console.print(f"Wrote {output / 'figure.png'} and {output / 'results.json'}", soft_wrap=True)
+        configs = [(contender, config) for contender in contenders for config in settings.configs(contender)]
+        runs, origin = _train_all(configs, console), provenance()
+        console.print(_accuracy_table(runs, settings))
+        console.print(_notes(settings), style="dim", soft_wrap=True, highlight=False)
+        costs = wide_costs(contenders, width) if width else []
+    if costs:
+        console.print(_cost_table(costs, width))
+    lines = verdict(runs, costs)
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    _write(output, runs, costs, lines, settings, origin)
+    console.print(f"Wrote {output / 'figure.png'} and {output / 'results.json'}", style="dim", soft_wrap=True)
 
 
-def _chosen(names: str) -> list[str]:
-    """Names of METHODS; capital letters and missing dashes are forgiven."""
-    by_letters = {name.replace("-", ""): name for name in METHODS}
-    wanted = {name.strip().lower().replace("-", ""): name.strip().lower() for name in names.split(",") if name.strip()}
-    for letters, name in wanted.items():
-        if letters not in by_letters:
-            raise ConfigurationError(f"methods: '{name}' is not known; choose from {', '.join(METHODS)}")
-    if not wanted:
-        raise ConfigurationError(f"methods: none given; choose from {', '.join(METHODS)}")
-    return [by_letters[letters] for letters in wanted]
+def _numbers(text: str) -> tuple[float, ...]:
+    """Budgets, each once."""
+    try:
+        found = tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise ConfigurationError(f"epsilon={text} must be numbers with commas between them, such as 1,3") from None
+    if not found:
+        raise ConfigurationError("epsilon: none given; give one number or more, such as 1,3")
+    return found
 
 
 def _prepare(output: Path) -> None:
@@ -136,7 +109,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train_all(configs: list[RunConfig], console: Console) -> list[RunResult]:
+def _train_all(configs: list[tuple[str, RunConfig]], console: Console) -> list[DemoRun]:
     """Train one after the other. The runs' folders are removed: the demo keeps their numbers alone."""
     bar = Progress(
         TextColumn("[bold]{task.description}"),
@@ -147,17 +120,16 @@ def _train_all(configs: list[RunConfig], console: Console) -> list[RunResult]:
         TimeElapsedColumn(),
         console=console,
     )
-    results = []
-    width = max(len(_label(config)) for config in configs)
+    runs = []
     with bar, tempfile.TemporaryDirectory() as folder:
-        for config in configs:
-            task = bar.add_task(f"{_label(config):<{width}}", total=config.epochs, epsilon="0.00", loss="-----")
-            results.append(run(config, Path(folder) / config.method, listener=_EpochBar(bar, task)))
-    return results
+        for number, (contender, config) in enumerate(configs):
+            task = bar.add_task(f"{contender:<12}", total=config.epochs, epsilon="0.00", loss="-----")
+            runs.append(DemoRun(contender, run(config, Path(folder) / str(number), listener=_EpochBar(bar, task))))
+    return runs
 
 
 class _EpochBar(Listener):
-    """Moves a method's progress bar on after each epoch."""
+    """Moves a run's progress bar on after each epoch."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -167,34 +139,55 @@ class _EpochBar(Listener):
         self._bar.update(self._task, advance=1, epsilon=f"{epsilon_text(row['epsilon']):<4}", loss=loss)
 
 
-def _label(config: RunConfig) -> str:
-    return str(config.make_method())
+def _notes(settings: Settings) -> str:
+    rate = (
+        "at its best rate of the same search on a validation part"
+        if settings.lr is None
+        else f"at rate {settings.lr:g}"
+    )
+    return (
+        f"Network: {NETWORK}, each private method {rate}; lsg train's choice has its own.\n"
+        f"Percent of {TEST_IMAGES} held-out images, last epoch, ± standard error; one seed: smaller gaps mean little.\n"
+        "Noise: seeded, so that runs repeat. Fine for public data like these, wrong for secrets."
+    )
 
 
-def _standard_error(result: RunResult) -> float:
-    """Of the accuracy, from the number of test images alone (binomial)."""
-    return math.sqrt(result.score * (1 - result.score) / TEST_IMAGES)
-
-
-def _table(results: list[RunResult], settings: Settings) -> Table:
-    table = Table(title=f"Digits at ε = {settings.epsilon:g}, δ = {settings.delta:g}, seed {settings.seed}")
+def _accuracy_table(runs: list[DemoRun], settings: Settings) -> Table:
+    """A row a method, a column a budget."""
+    budgets = list(dict.fromkeys(one.epsilon for one in runs))
+    table = Table(title=f"Accuracy on digits at δ = {settings.delta:g}, seed {settings.seed}")
     table.add_column("method", style="bold")
-    for column in ("test accuracy", "ε spent", "noise dimensions", "training time"):
+    for column in ("numbers\nnoised", *map(_budget, budgets), "time"):
         table.add_column(column, justify="right")
-    for result in results:
-        dimensions = result.privacy["noise_dimensions"]
-        table.add_row(
-            _label(result.config),
-            f"{100 * result.score:.1f} ± {100 * _standard_error(result):.1f} %",
-            epsilon_text(result.epsilon),
-            f"{dimensions:,}" if dimensions else "none",
-            f"{result.seconds:.1f} s",
-        )
+    for label in dict.fromkeys(one.label for one in runs):
+        own = {one.epsilon: one for one in runs if one.label == label}
+        first = next(iter(own.values()))
+        cells = [f"{100 * own[b].score:.1f} ± {100 * own[b].error:.1f}" if b in own else "" for b in budgets]
+        noised = f"{first.noise_dimensions:,}" if first.noise_dimensions else "none"
+        seconds = sum(one.result.seconds for one in own.values()) / len(own)
+        table.add_row(label, noised, *cells, f"{seconds:.1f} s")
     return table
 
 
-def _write(output: Path, results: list[RunResult], settings: Settings, origin: dict[str, Any]) -> None:
-    from lsg.report.figures import save_accuracy_figure  # matplotlib takes a second, which --help need not
+def _budget(epsilon: float | None) -> str:
+    return "no privacy" if epsilon is None else f"ε = {epsilon:g}"
+
+
+def _cost_table(costs: list[Cost], width: int) -> Table:
+    table = Table(title=f"A record's cost in a network of {width} and {2 * width} channels")
+    table.add_column("method", style="bold")
+    for column in ("numbers noised", "gradient's KiB", "milliseconds"):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        known = (f"{cost.noised:,}", f"{cost.bytes / 2**10:,.0f}") if cost.noised else ("none", "none")
+        table.add_row(cost.label, *known, f"{cost.milliseconds:.2f}")
+    return table
+
+
+def _write(
+    output: Path, runs: list[DemoRun], costs: list[Cost], lines: list[str], settings: Settings, origin: dict[str, Any]
+) -> None:
+    from lsg.report.figures import save_demo_figure  # matplotlib takes a second, which --help need not
 
     document = {
         **origin,
@@ -202,34 +195,21 @@ def _write(output: Path, results: list[RunResult], settings: Settings, origin: d
         "settings": dataclasses.asdict(settings),
         "seed": settings.seed,
         "notes": "null epsilon: infinite, no guarantee. loss: of the training data, not private.",
-        "methods": {_label(result.config): _numbers(result) for result in results},
+        "runs": [one.numbers() for one in runs],
+        "wide": [dataclasses.asdict(cost) for cost in costs],
+        "verdict": lines,
     }
     write_atomic(output / "results.json", json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-    save_accuracy_figure(
+    scores: dict[str, dict[str, tuple[float, float]]] = {}
+    for one in runs:
+        scores.setdefault(one.label, {})[_budget(one.epsilon)] = (one.score, one.error)
+    save_demo_figure(
         output / "figure.png",
-        {_label(result.config): result.curve for result in results},
-        errors={_label(result.config): _standard_error(result) for result in results},
-        title=f"Handwritten digits, private methods at ε = {settings.epsilon:g}, δ = {settings.delta:g}",
-        references=[_label(result.config) for result in results if result.epsilon is None],
+        scores,
+        {cost.label: cost.milliseconds for cost in costs},
+        titles=(
+            f"Handwritten digits, private methods at δ = {settings.delta:g}",
+            "Accuracy (± standard error)",
+            "Time in a wide network",
+        ),
     )
-
-
-def _numbers(result: RunResult) -> dict[str, Any]:
-    """Of one method. Its accuracy is the last epoch's, not the best one's: that would be picked on test data."""
-    return {
-        "test_accuracy": result.score,
-        "test_accuracy_standard_error": _standard_error(result),
-        "epsilon": result.epsilon,
-        "lr": result.config.lr,
-        "noise_multiplier": result.noise_multiplier,
-        "noise_dimensions": result.privacy["noise_dimensions"],
-        "training_seconds": result.seconds,
-        "epochs": [_epoch(row) for row in result.history],
-    }
-
-
-def _epoch(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a run's metrics by the demo's own names."""
-    samples = round(row["samples_per_second"] * row["seconds"])
-    same = {key: row[key] for key in ("steps", "epsilon", "loss", "score", "seconds", "lr")}
-    return {"number": row["epoch"], **same, "samples": samples}

@@ -1,6 +1,6 @@
-"""Charts of training runs: accuracy curves in, a PNG out. Drawn without a display and without pyplot's global state."""
+"""Charts of the demo: accuracies and times in, a PNG out. Drawn without a display and without pyplot's global state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from lsg.extras import needs_extra
@@ -10,7 +10,6 @@ with needs_extra("train", "a figure"):
     from matplotlib import rc_context
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette, told apart by colour-blind readers too. References are grey and dashed.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -18,27 +17,25 @@ REFERENCE = "#7F7F7F"
 INK = "#333333"
 
 
-def save_accuracy_figure(
+def save_demo_figure(
     path: Path,
-    curves: Mapping[str, Sequence[float]],
+    scores: Mapping[str, Mapping[str, tuple[float, float]]],
+    milliseconds: Mapping[str, float],
     *,
-    errors: Mapping[str, float],
-    title: str,
-    references: Sequence[str] = (),
+    titles: tuple[str, str, str],
 ) -> None:
-    """Accuracy over epochs beside bars of the final accuracy.
+    """Accuracy by method and budget, beside the time of a record in a wide network, if there is any.
 
-    curves: label -> accuracy, as a fraction, after each epoch. errors: label -> standard error of the last one.
-    references: labels drawn as yardsticks rather than contenders.
+    scores: method -> budget -> accuracy as a fraction, and its standard error. titles: of the whole, left and right.
     """
-    contenders = [label for label in curves if label not in references]
-    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(contenders)}
-    colours |= {label: REFERENCE for label in references}
-    figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    figure.suptitle(title, fontsize=12, fontweight="bold", color=INK)
-    _draw_curves(left, curves, colours, references)
-    _draw_bars(right, {label: curve[-1] for label, curve in curves.items()}, errors, colours)
+    figure = Figure(figsize=(11, 4.8), dpi=150, layout="constrained")
+    figure.suptitle(titles[0], fontsize=12, fontweight="bold", color=INK)
+    panels = figure.subplots(1, 2 if milliseconds else 1, width_ratios=(3, 2) if milliseconds else None, squeeze=False)
+    _draw_scores(panels[0][0], scores)
+    panels[0][0].set_title(titles[1], fontsize=10, loc="left", color=INK)
+    if milliseconds:
+        _draw_times(panels[0][1], milliseconds)
+        panels[0][1].set_title(titles[2], fontsize=10, loc="left", color=INK)
     save_figure(figure, path)
 
 
@@ -50,37 +47,41 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(partial, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
-def _draw_curves(
-    axes: Axes, curves: Mapping[str, Sequence[float]], colours: Mapping[str, str], references: Sequence[str]
-) -> None:
-    for label, curve in curves.items():
-        style = "--" if label in references else "-"
-        epochs, percent = range(1, len(curve) + 1), [100 * value for value in curve]
-        marker = "o" if len(curve) == 1 else None  # a line of one point would be invisible
-        axes.plot(epochs, percent, style, color=colours[label], linewidth=2, label=label, marker=marker)
-    axes.set(xlabel="Epoch", ylabel="Test accuracy (%)", ylim=(0, 102))
-    axes.set_title("Over training", fontsize=10, loc="left", color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right", frameon=False)
-    clean(axes, grid="y")
-
-
-def _draw_bars(axes: Axes, final: Mapping[str, float], errors: Mapping[str, float], colours: Mapping[str, str]) -> None:
-    labels = list(final)
-    percent = [100 * final[label] for label in labels]
-    bars = axes.barh(
-        labels,
-        percent,
-        xerr=[100 * errors[label] for label in labels],
-        color=[colours[label] for label in labels],
-        error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3},
-        height=0.65,
-    )
-    axes.bar_label(bars, labels=[f"{value:.1f}" for value in percent], padding=5, color=INK, fontsize=10)
+def _draw_scores(axes: Axes, scores: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
+    """A group of bars a method, a colour a budget."""
+    budgets = list(dict.fromkeys(budget for found in scores.values() for budget in found))
+    for number, budget in enumerate(budgets):
+        places, values, errors = [], [], []
+        for row, found in enumerate(scores.values()):
+            if budget in found:
+                own = list(found).index(budget) - (len(found) - 1) / 2  # around the middle of its group
+                places.append(row + 0.36 * own)
+                values.append(100 * found[budget][0])
+                errors.append(100 * found[budget][1])
+        bars = axes.barh(
+            places,
+            values,
+            xerr=errors,
+            height=0.34,
+            color=COLOURS[number % len(COLOURS)],
+            label=budget,
+            error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3},
+        )
+        axes.bar_label(bars, labels=[f"{value:.1f}" for value in values], padding=5, color=INK, fontsize=9)
+    axes.set_yticks(range(len(scores)), list(scores))
     axes.set(xlabel="Test accuracy (%)", xlim=(0, 118))
     axes.set_xticks(range(0, 101, 20))
     axes.spines["bottom"].set_bounds(0, 100)
-    axes.set_title("After the last epoch (± standard error)", fontsize=10, loc="left", color=INK)
+    axes.legend(loc="lower left", frameon=True)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    clean(axes, grid="x")
+
+
+def _draw_times(axes: Axes, milliseconds: Mapping[str, float]) -> None:
+    bars = axes.barh(list(milliseconds), list(milliseconds.values()), color=REFERENCE, height=0.6)
+    axes.bar_label(bars, labels=[f"{value:.1f}" for value in milliseconds.values()], padding=5, color=INK, fontsize=9)
+    axes.set(xlabel="Milliseconds a record", xlim=(0, 1.18 * max(milliseconds.values())))
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     clean(axes, grid="x")

@@ -4,6 +4,7 @@
 takes the paper's settings.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from lsg.accounting.budget import safe_delta
@@ -20,6 +21,7 @@ from lsg.train.presets import preset
 TOKENS = {"cpu": 2048, "cuda": 16384}
 IMAGES = 1024  # of features of images, computed at once: their networks are small
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
+_GREY = ("fashion-mnist", "digits")
 _OWN_DATA = ("text", "images")  # tasks without a δ that the literature has agreed on
 
 
@@ -35,23 +37,38 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     if recipe == "paper" or config.method == "non-private":
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
-    channels = 1 if data.shape is None else data.shape.channels
-    chosen = recipe_for(config, records=data.protected(config).units, channels=channels)
+    channels = None if data.shape is None else data.shape.channels
+    chosen = recipe_for(task, data.protected(config).units, config.epsilon, given.get("delta"), channels)
     fields = recipe_fields(chosen)
-    if task not in _OWN_DATA:
-        del fields["delta"]
     if fields["model"] is None:
         del fields["model"]
-    overruled = sorted(fields.keys() & given.keys())
-    listener.note(str(chosen) + (f"\n  given, and kept: {', '.join(overruled)}" if overruled else ""))
+    listener.note(told(chosen, given))
     return RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
 
 
-def recipe_for(config: RunConfig, *, records: int, channels: int) -> Recipe:
-    """The recommended recipe for a task with so many records, or persons."""
-    delta = safe_delta(records) if config.task in _OWN_DATA else min(config.delta, safe_delta(records))
-    epsilon = config.epsilon or _ASSUMED_EPSILON
-    return recommend(records=records, epsilon=epsilon, delta=delta, task=TASKS[config.task].kind, channels=channels)
+def recipe_for(
+    task: str, records: int, epsilon: float | None, delta: float | None, channels: int | None = None
+) -> Recipe:
+    """The recommended recipe for a task with so many records, or persons. Without ε or δ: for usual ones.
+
+    channels: of images, where their task does not tell.
+    """
+    epsilon = _ASSUMED_EPSILON if epsilon is None else epsilon
+    delta = _usual_delta(task, records) if delta is None else delta
+    channels = channels or (1 if task in _GREY else 3)
+    return recommend(records=records, epsilon=epsilon, delta=delta, task=TASKS[task].kind, channels=channels)
+
+
+def _usual_delta(task: str, records: int) -> float:
+    """The literature's of a public task, where so many records allow it."""
+    agreed: float = preset(task, RunConfig.method)["delta"]
+    return agreed if task not in _OWN_DATA and agreed < 1 / records else safe_delta(records)
+
+
+def told(recipe: Recipe, given: Iterable[str]) -> str:
+    """For people: the recipe, and which of its fields somebody has given."""
+    kept = sorted(recipe_fields(recipe).keys() & set(given))
+    return str(recipe) + (f"\n  given, and kept: {', '.join(kept)}" if kept else "")
 
 
 def recipe_fields(recipe: Recipe) -> dict[str, Any]:

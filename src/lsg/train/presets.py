@@ -40,9 +40,9 @@ _CIFAR10: dict[str, Any] = {
     # Small images: a GPU has room for more than the default. Two hold nearly all Poisson batches around 1000.
     "max_physical_batch_size": 520,
 }
-# Shared by all private methods and by `lsg demo`. They were picked on a validation part of the training images, for the
-# best mean accuracy of LSG, RGP and DPSGD at the same settings, not for any one of them. That search is not part of the
-# epsilon reported; on private data it would have to be.
+# Shared by all private methods; `lsg demo` has its own rates and fewer epochs. They were picked on a validation part of
+# the training images, for the best mean accuracy of LSG, RGP and DPSGD at the same settings, not for any one of them.
+# That search is not part of the epsilon reported; on private data it would have to be.
 _DIGITS: dict[str, Any] = {
     "model": "small-cnn",
     "optimizer": "sgd",
