@@ -56,6 +56,7 @@ def test_the_arguments_are_those_of_the_engine() -> None:
         data_loader=DataLoader(data, batch_size=recipe.batch_size),
         **recipe.arguments(),
     )
+    assert recipe.model is None and "your own network" in str(recipe) and "momentum 0.9" in str(recipe)
     assert optimizer.max_grad_norm == recipe.max_grad_norm
     assert optimizer.expected_batch_size == recipe.batch_size
 

@@ -1,5 +1,6 @@
 """A pooled classifier: what it computes, what it saves, and features that are computed once."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_saved_model_says_the_same(folder: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder)
     save_text_model(tmp_path / "saved", model, tokenizer)
     again = PooledClassifier.from_pretrained(tmp_path / "saved")
-    assert again.labels == ("no", "yes")
+    assert again.labels == ("no", "yes") and again.config.id2label == {0: "no", 1: "yes"}
     batch = encode_texts(TEXTS, tokenizer, 32, torch.device("cpu")).__getitems__(range(5))
     del batch["labels"]
     torch.testing.assert_close(again(**batch).logits, model(**batch).logits)
@@ -72,3 +73,11 @@ def test_features_computed_once_are_those_of_the_model_in_the_records_order(fold
     torch.testing.assert_close(features.features, model.eval().features(**batch))
     torch.testing.assert_close(features.__getitems__([2, 0])[0], features.features[[2, 0]])
     torch.testing.assert_close(features.labels, labels)
+
+
+def test_a_saved_tokenizer_tells_no_length_of_a_training_text(folder: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    encode_texts(TEXTS, tokenizer, 24, torch.device("cpu"))
+    save_text_model(tmp_path / "saved", load_pooled_model(folder, "mean", ("no", "yes")), tokenizer)
+    kept = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
+    assert kept["truncation"] is None and kept["padding"] is None

@@ -34,6 +34,7 @@ def test_what_was_given_is_kept(tmp_path: Path) -> None:
     config = choose_settings(given, "options", listener)
     assert (config.lr, config.batch_size, config.model) == (0.5, 100, "small-cnn")
     assert listener.notes[0].endswith("given, and kept: batch_size, lr, model")
+    assert "about 100 records" in listener.notes[0] and "rate 0.5" in listener.notes[0]  # what will run
 
 
 def test_the_papers_recipe_and_non_private_training_take_the_preset() -> None:

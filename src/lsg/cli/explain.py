@@ -12,7 +12,8 @@ from lsg.explain import Explanation
 from lsg.explain import explain as explain_model
 from lsg.methods import PRIVATE_METHODS
 from lsg.report.settings import method_text
-from lsg.tasks.models import ZOO, ImageShape, load_image_model, quiet_transformers, select_trained, text_config
+from lsg.tasks.models import ZOO, ImageShape, load_image_model, select_trained, text_config
+from lsg.tasks.quiet_transformers import quiet_transformers
 from lsg.train.config import RunConfig
 
 

@@ -1,6 +1,7 @@
 """`lsg.recommend`: number of records, ε and the model in, a recipe out. `lsg train --recipe auto` uses it, too."""
 
 import math
+from dataclasses import replace
 
 from torch import nn
 
@@ -12,6 +13,10 @@ from lsg.recipes.recipe import Recipe, is_transformer
 from lsg.recipes.text import text_recipe
 
 KINDS = ("text", "image")
+_OWN_NETWORK = (
+    "your own network, from scratch: rate and threshold are those that suit small networks on images, so try others",
+    '(lsg tune). Without a model, task="image" names a network that learns more from few private steps.',
+)
 
 __all__ = ["KINDS", "Recipe", "recommend"]
 
@@ -52,4 +57,5 @@ def recommend(
     delta = safe_delta(records) if delta is None else delta
     if task == "text":
         return text_recipe(records, epsilon, delta)
-    return image_recipe(records, epsilon, delta, channels)
+    recipe = image_recipe(records, epsilon, delta, channels)
+    return recipe if model is None else replace(recipe, model=None, why=_OWN_NETWORK)

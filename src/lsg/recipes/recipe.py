@@ -51,6 +51,9 @@ class Recipe:
             "views": self.views,
         }
 
+    def _optimizer(self) -> str:
+        return f"sgd with momentum {self.momentum:g}" if self.optimizer == "sgd" and self.momentum else self.optimizer
+
     def __str__(self) -> str:
         clip = (
             "automatic clipping: no threshold to guess"
@@ -67,7 +70,7 @@ class Recipe:
                 + (f" of {self.model}" if self.model else "")
                 + _SEES[self.pooling],
                 f"  {self.method}, {', '.join([clip, *extras])}",
-                f"  {self.epochs} epochs, steps on {batch}; {self.optimizer}, rate {self.lr:g} "
+                f"  {self.epochs} epochs, steps on {batch}; {self._optimizer()}, rate {self.lr:g} "
                 + (f"({self.lr * self.head_lr:g} for the head), " if self.head_lr != 1 else "")
                 + self.lr_schedule,
                 f"  why: {' '.join(self.why)}",

@@ -3,13 +3,10 @@
 Nothing that is loaded can run code: weights are safetensors, and a hub's own Python files are never executed.
 """
 
-import contextlib
 import json
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from lsg.files.strict_json import loads
 from lsg.layers.registry import rule_for
 from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, small_cnn, standardised_wrn, wrn28
 from lsg.tasks.pooled import PooledClassifier
+from lsg.tasks.quiet_transformers import quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
     with quiet_transformers():
         from transformers import AutoModelForSequenceClassification
 
-        config = text_config(name)
-        config.num_labels = len(label_names)
-        config.id2label = dict(enumerate(label_names))
-        config.label2id = {label: number for number, label in config.id2label.items()}
+        config = _labelled_config(name, label_names)
         model, new = _pretrained(AutoModelForSequenceClassification, name, config)
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
     if not kept:
@@ -93,7 +88,7 @@ def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> 
     with quiet_transformers():
         from transformers import AutoModel
 
-        config = text_config(name)
+        config = _labelled_config(name, label_names)
         if config.is_encoder_decoder:
             raise ConfigurationError(f"--pooling {pooling}: --model {name} has a decoder: use --pooling model")
         encoder, new = _pretrained(AutoModel, name, config)
@@ -102,6 +97,14 @@ def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> 
     if not encoder.state_dict().keys() - new:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(encoder).__name__}")
     return PooledClassifier(encoder, pooling, label_names)
+
+
+def _labelled_config(name: str, label_names: tuple[str, ...]) -> Any:
+    config = text_config(name)
+    config.num_labels = len(label_names)
+    config.id2label = dict(enumerate(label_names))
+    config.label2id = {label: number for number, label in config.id2label.items()}
+    return config
 
 
 def _pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
@@ -236,38 +239,24 @@ def load_trained_image_model(folder: Path) -> nn.Module:
         raise ConfigurationError(f"{folder / 'model.json'} is damaged: {error}") from None
     model = load_image_model(description["model"], ImageShape(**description["shape"]))
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    return model
+    return model.eval()
 
 
 def save_text_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """As transformers' `from_pretrained` reads it, or that of `PooledClassifier`."""
     with quiet_transformers():
+        _forget_lengths(tokenizer)
         model.config.name_or_path = ""  # some versions of transformers write down where a model was read from
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence load reports and progress bars: what is new in a model is returned instead."""
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        raise ConfigurationError(
-            "tasks of texts need the package transformers: pip install 'lsg-dp[transformers]'"
-        ) from None
+def _forget_lengths(tokenizer: Any) -> None:
+    """Takes off the truncation and padding of the last call, which a tokenizer's file would keep.
 
-    hub = getLogger("huggingface_hub")  # warns of each try to reach a hub, before the one error
-    verbosity, bars, hub_level = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    hub.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        hub.setLevel(hub_level)
-        if bars:
-            logging.enable_progress_bar()
+    A length there would be that of the longest training text: a number about one record.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()

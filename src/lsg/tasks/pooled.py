@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError, first_line
 from lsg.files.strict_json import loads
+from lsg.tasks.quiet_transformers import quiet_transformers
 
 POOLINGS = ("mean", "first")
 _START = 1e-3  # deviation of a new head's weights: nearly 0, where all classes are equally likely
@@ -74,14 +75,18 @@ class PooledClassifier(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> "PooledClassifier":
         """The inverse of `save_pretrained`."""
         from safetensors.torch import load_file
-        from transformers import AutoModel
 
         folder = Path(folder)
         try:
             about = loads((folder / "head.json").read_text(encoding="utf-8"))
-            encoder = AutoModel.from_pretrained(
-                folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-            )
+            with quiet_transformers():
+                from transformers import AutoModel
+
+                encoder = AutoModel.from_pretrained(
+                    folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+                )
+            if getattr(encoder, "pooler", None) is not None:
+                encoder.pooler = None  # made anew, and not used
             model = cls(encoder, about["pooling"], tuple(about["labels"]))
             model.head.load_state_dict(load_file(folder / "head.safetensors"))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

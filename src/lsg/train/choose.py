@@ -5,6 +5,7 @@ takes the paper's settings.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from lsg.accounting.budget import safe_delta
@@ -21,6 +22,11 @@ from lsg.train.presets import preset
 TOKENS = {"cpu": 2048, "cuda": 16384}
 IMAGES = 1024  # of features of images, computed at once: their networks are small
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
+# Fields that a recipe and a run's settings have alike.
+_SAME = (
+    *("model", "delta", "trainable", "pooling", "clipping", "max_grad_norm", "optimizer", "lr", "head_lr"),
+    *("lr_schedule", "warmup", "momentum", "weight_decay", "batch_size", "epochs", "averaging", "views"),
+)
 _GREY = ("fashion-mnist", "digits")
 _OWN_DATA = ("text", "images")  # tasks without a δ that the literature has agreed on
 
@@ -42,8 +48,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
-    listener.note(told(chosen, given))
-    return RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
+    settings = RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
+    listener.note(told(_as_settled(chosen, settings), given))
+    return settings
 
 
 def recipe_for(
@@ -71,6 +78,12 @@ def told(recipe: Recipe, given: Iterable[str]) -> str:
     return str(recipe) + (f"\n  given, and kept: {', '.join(kept)}" if kept else "")
 
 
+def _as_settled(recipe: Recipe, settings: RunConfig) -> Recipe:
+    """The recipe with what somebody has given in its place."""
+    same = {name: getattr(settings, name) for name in _SAME if name != "model" or recipe.model}
+    return replace(recipe, **same, method=settings.make_method())
+
+
 def recipe_fields(recipe: Recipe) -> dict[str, Any]:
     """As fields of RunConfig."""
     names = {known.kind: name for name, known in METHODS.items()}
@@ -80,11 +93,7 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
         "sparsity": recipe.method.sparsity or RunConfig.sparsity,
         "head_scale": recipe.method.head_scale,
     }
-    same = (
-        "model delta trainable pooling clipping max_grad_norm optimizer lr head_lr lr_schedule warmup momentum "
-        "weight_decay batch_size epochs averaging views"
-    )
-    return method | {name: getattr(recipe, name) for name in same.split()}
+    return method | {name: getattr(recipe, name) for name in _SAME}
 
 
 def _machine(config: RunConfig) -> dict[str, Any]:

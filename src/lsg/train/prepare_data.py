@@ -78,7 +78,8 @@ def prepare_data(
     sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
     labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
     counted = data.protected(config).counted
-    listener.note(f"{data.source}: {counted} for training, {sizes}; labels {labels}")
+    cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
+    listener.note(f"{data.source}: {counted} for training, {sizes}; labels {labels}{cut}")
     return data
 
 

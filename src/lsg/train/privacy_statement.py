@@ -91,14 +91,24 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
         f"{_meaning(whom)}: whatever somebody computes from the released weights, its probability with the {noun} in "
         f"the data is at most {times} its probability {without}, and the other way round, but for events of total "
         f"probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was achieved "
-        f"by {spent.steps:,} training steps, each on a random sample of about {spent.expected_batch_size:,} {noun}s "
-        f"(every {noun} independently with probability {spent.sample_rate:.4g}{_with_records(whom)}), by limiting each "
+        f"by {spent.steps:,} training steps, each on {_drawn(spent)}{_with_records(whom)}), by limiting each "
         f"{noun}'s contribution to a step{_views(config)} to an L2 norm of {config.max_grad_norm:g}, and by adding "
         f"Gaussian noise of {spent.noise_multiplier:.4g} times that limit to each of the "
         f"{spent.noise_dimensions:,} numbers that a step learns from the data. "
         f"The total was computed by the {config.accountant.upper()} accountant. "
         + (f"Trained on: {facts.used}. So one {noun} more or less moves no other. " if facts.used else "")
         + f"The number of {noun}s, and the rest of public_by_assumption, counts as known to everybody."
+    )
+
+
+def _drawn(spent: Spent) -> str:
+    """Which records a step is on, up to a closing bracket."""
+    noun = spent.protected.noun
+    if spent.sample_rate == 1:
+        return f"all {noun}s (none is left out by chance"
+    return (
+        f"a random sample of about {spent.expected_batch_size:,} {noun}s (every {noun} independently with probability "
+        f"{spent.sample_rate:.4g}"
     )
 
 

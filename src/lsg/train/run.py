@@ -85,8 +85,7 @@ def check_against_data(config: RunConfig, data: PreparedData) -> None:
     noun, count = protected.noun, protected.units
     if config.batch_size > count:
         raise ConfigurationError(
-            f"--batch-size {config.batch_size} is more than the {count:,} training {noun}s: sampling would not "
-            "protect anybody. Give a smaller --batch-size"
+            f"--batch-size {config.batch_size} is more than the {count:,} training {noun}s: give that number or less"
         )
     if config.method != "non-private" and config.delta >= 1 / count:
         raise ConfigurationError(

@@ -80,9 +80,9 @@ def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
     baseline = sum(one.score for one in facts.one_answer.values()) / len(facts.one_answer)
     return RunWarning(
         "one answer",
-        f"the score, {100 * last['score']:.1f} %, is no better than that of always giving the most frequent answer, "
-        f"{100 * baseline:.1f} %: the model has learned nothing that shows. Try another --lr, more --epochs, more "
-        "records or a larger --epsilon",
+        f"the score, {100 * last['score']:.1f} %, is not clearly better than that of always giving the most frequent "
+        f"answer, {100 * baseline:.1f} %, on {sum(one.records for one in facts.one_answer.values()):,} records. Try "
+        "another --lr, more --epochs, more records or a larger --epsilon",
         releasable=True,
     )
 
@@ -103,8 +103,8 @@ def _noise_drowns_signal(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
     return RunWarning(
         "noise",
         f"noise drowns the signal: over {facts.steps:,} steps the noise is {times} as long as all signals together, "
-        "if they agree (not private). Try a larger --batch-size, fewer trained numbers (--trainable head, a lower "
-        "--rank) or a larger --epsilon",
+        "if they agree (not private). It takes more records, a larger --epsilon, or, where there is room, a larger "
+        "--batch-size or fewer trained numbers (--trainable head)",
     )
 
 

@@ -27,7 +27,7 @@ from lsg.train.listener import Listener, RunStart
 from lsg.train.loop import Epoch, LoopState, train
 from lsg.train.lr_schedule import attach_lr_schedule
 from lsg.train.precision import choose_precision
-from lsg.train.prepare_data import PreparedData
+from lsg.train.prepare_data import DEFAULT_NORMALISATION, NORMALISATION, PreparedData
 from lsg.train.prepare_images import with_views
 from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
@@ -270,7 +270,14 @@ class Training:
         if self.data.shape is None:
             save_text_model(folder, self.whole, self.data.tokenizer)
         else:
-            about = {"task": self.config.task, "label_names": list(self.data.label_names)}
+            mean, deviation = NORMALISATION.get(self.config.task, DEFAULT_NORMALISATION)
+            about = {
+                "task": self.config.task,
+                "label_names": list(self.data.label_names),
+                # What the model was trained on is (pixel / 255 - mean) / deviation, channel by channel.
+                "mean": mean,
+                "deviation": deviation,
+            }
             save_image_model(folder, self.whole, self.config.model, self.data.shape, about)
 
 
