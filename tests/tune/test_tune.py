@@ -186,3 +186,25 @@ def test_what_is_too_large_for_the_data_is_refused_before_anything_is_drawn(tmp_
     (tmp_path / "b" / "mine.txt").touch()
     with pytest.raises(ConfigurationError, match="not empty and holds no search"):
         tune(PAID, tmp_path / "b")
+
+
+def test_a_paid_search_does_not_go_on_with_more_or_fewer_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise was computed for the number of records that it was begun with."""
+    data = glue_sst2(tmp_path / "data", train=96)
+    base = RunConfig(
+        task="sst2", data=str(data), model=str(tiny_bert(tmp_path / "bert")), epsilon=3.0, delta=1e-3,
+        accountant="rdp", batch_size=24, epochs=2, max_length=32, rank=2, device="cpu", seed=3, validation=0.3,
+    )  # fmt: skip
+    folder = tmp_path / "tuned"
+    with pytest.raises(KeyboardInterrupt):
+        tune(Search(base, {"lr": [1e-3, 1e-2]}, runs=3), folder, listener=Crash(at=1))
+    lines = (data / "train.tsv").read_text().splitlines(keepends=True)
+    monkeypatch.setattr("lsg.train.prepare_data._CACHE", {})  # as in another process
+    (data / "train.tsv").write_text("".join(lines[: len(lines) // 2]))
+    with pytest.raises(ConfigurationError, match="its epsilon would not hold"):
+        tune(None, folder, resume=True)
+    (data / "train.tsv").write_text("".join(lines))
+    monkeypatch.setattr("lsg.train.prepare_data._CACHE", {})
+    assert tune(None, folder, resume=True).statement is not None

@@ -53,6 +53,11 @@ class PreparedData:
     pairs: bool = False
     persons: list[str] | None = None
 
+    @property
+    def scored_apart(self) -> bool:
+        """Whether evaluation data came as a part of their own, and were not held out of the data that are private."""
+        return not self.evaluation.keys() & {"held-out", "validation"}
+
     def protected(self, config: RunConfig) -> Protected:
         """Whom a run on these data protects."""
         return whom_it_protects(config, self.train, self.persons)

@@ -75,8 +75,8 @@ class Plan:
 
     runs: what is trained. settings: of each run, what `lsg train` would be given if it wins.
     epsilon: of the whole search where it is paid for, at the base's δ; one_run_epsilon: of the costliest run alone.
-    score_noise: deviation of the noise on the number of right answers, 0 where it is not private; scored: how many
-        records are scored on.
+    score_noise: deviation of the noise on the number of right answers, 0 where it is not private. records, scored: how
+        many records a paid search trains and scores on; its noise follows from them.
     """
 
     runs: tuple[RunConfig, ...]
@@ -85,6 +85,7 @@ class Plan:
     one_run_epsilon: float | None = None
     candidates: int = 0
     score_noise: float = 0.0
+    records: int = 0
     scored: int = 0
 
     def to_dict(self) -> dict[str, Any]:
