@@ -106,6 +106,7 @@ def test_a_search_that_crashed_ends_as_it_would_have(paid: tuple[Path, Outcome],
     with pytest.raises(KeyboardInterrupt):
         tune(PAID, folder, listener=Crash(at=3))  # in the second run
     assert not (folder / "model").exists() and not (folder / "tuned.toml").exists()  # nothing to release before the end
+    assert not list(folder.glob("runs/*/privacy.json"))  # nor a statement that knows of no search
     with pytest.raises(ConfigurationError, match="holds a search already"):
         tune(PAID, folder)
     again = Count()

@@ -74,6 +74,7 @@ def _search(search: Search, plan: Plan, folder: SearchFolder, listener: SearchLi
     for number, config in enumerate(plan.runs, start=1):
         listener.begins(number, len(plan.runs), tried[number - 1])
         result = run(config, folder.run(number), resume=True, listener=listener, prepare=prepare)
+        folder.withhold_statement(number)
         scores.append(chosen_by(plan, config, result))
         listener.ended(number, scores[-1])
         if winner is None or scores[-1] > scores[best - 1]:
