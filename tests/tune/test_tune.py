@@ -209,3 +209,14 @@ def test_a_paid_search_does_not_go_on_with_more_or_fewer_records(
     (data / "train.tsv").write_text("".join(lines))
     monkeypatch.setattr("lsg.train.prepare_data._CACHE", {})
     assert tune(None, folder, resume=True).statement is not None
+
+
+def test_private_data_are_not_taken_for_public_ones(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "link").symlink_to(data)
+    base = replace(BASE, data=str(data))
+    for same in (data, tmp_path / "x" / ".." / "data", tmp_path / "link"):
+        with pytest.raises(ConfigurationError, match="is --data itself"):
+            Search(base, VARIED, public_data=str(same))
+    Search(base, VARIED, public_data=str(tmp_path / "other"))

@@ -15,7 +15,7 @@ from lsg.tasks.data import Texts
 from lsg.tasks.encoded import WIDTH_STEP, encode_texts
 
 _TOLERANCE = 1e-4  # of the largest logit: above the rounding of float32
-_STRANGERS = 7  # texts of random tokens
+_STRANGERS = 3  # texts of random tokens
 
 
 @torch.no_grad()
