@@ -50,12 +50,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(glue_sst2(tmp_path_factory.mktemp("texts") / "SST-2"))
 
 
-def prepared(folder: Path, data: str, base: Any) -> tuple[Any, EncodedTexts]:
+def prepared(folder: Path, data: str, base: Any, **settings: Any) -> tuple[Any, EncodedTexts]:
     """What `lsg train` makes of a model on disk and a GLUE folder."""
     torch.manual_seed(3)
     base().save_pretrained(folder)
     tiny_tokenizer(folder)
-    config = RunConfig(task="sst2", data=data, model=str(folder), epsilon=1.0, max_length=32)
+    config = RunConfig(task="sst2", data=data, model=str(folder), epsilon=1.0, **{"max_length": 32, **settings})
     encoded = prepare_data(config, CPU, Listener())
     assert isinstance(encoded.train, EncodedTexts)
     return prepare_model(config, encoded, CPU, Listener()).eval(), encoded.train
@@ -90,3 +90,16 @@ def test_a_model_that_looks_at_padding_is_refused(name: str, data: str, tmp_path
         ConfigurationError, match=f"--model {tmp_path}: what it says of a text changes with the padding"
     ):
         prepared(tmp_path, data, REFUSED[name])
+
+
+@pytest.mark.parametrize("pooling", ["model", "mean"])
+def test_a_model_that_looks_at_other_texts_is_refused_where_all_are_equally_long(
+    pooling: str, data: str, tmp_path: Path
+) -> None:
+    """Of a frozen encoder, whose features are computed once, no gradient would show it."""
+    sizes = {"num_landmarks": 4, "segment_means_seq_len": 8, "inv_coeff_init_option": False, "initializer_range": 0.5}
+    mixing = lambda: transformers.NystromformerModel(  # noqa: E731 - it scales attention by a maximum over the batch
+        transformers.NystromformerConfig(**SIZES, **ENCODER, **sizes)
+    )
+    with pytest.raises(ConfigurationError, match="what it says of a text changes with the other records in the batch"):
+        prepared(tmp_path, data, mixing, max_length=8, pooling=pooling)

@@ -1,5 +1,6 @@
 """Settings that nobody gave: from a recipe for the data at hand, or from the paper."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from lsg.errors import ConfigurationError
 from lsg.train.choose import choose_settings
 from lsg.train.listener import Listener
+from lsg.train.run import run
 from tests.support.tiny import glue_sst2, tiny_bert
+from tests.support.train_runs import DIGITS
 
 
 class Notes(Listener):
@@ -47,3 +50,9 @@ def test_the_papers_recipe_and_non_private_training_take_the_preset() -> None:
 def test_another_recipe_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--recipe 'grandma' must be one of auto, paper"):
         choose_settings({"task": "digits", "epsilon": 3.0, "recipe": "grandma"}, "options", Listener())
+
+
+def test_the_statement_tells_that_the_choice_follows_from_the_number_of_records(tmp_path: Path) -> None:
+    for recipe in ("auto", "paper"):
+        result = run(replace(DIGITS, recipe=recipe, epochs=1), tmp_path / recipe)
+        assert ("what --recipe auto chose" in result.privacy["public_by_assumption"][0]) == (recipe == "auto")

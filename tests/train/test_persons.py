@@ -170,3 +170,11 @@ def test_the_command_says_how_many_persons(persons: RunConfig, tmp_path: Path) -
     assert "200 records of 60 persons, 10 steps of about 12" in result.output
     shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
     assert "--unit-column" in shown and "8 without it" in " ".join(shown.split())
+
+
+def test_the_score_of_persons_held_out_of_one_file_is_in_no_statement(persons: RunConfig, tmp_path: Path) -> None:
+    assert persons.data is not None
+    file = Path(persons.data) / "train.jsonl"
+    result = run(replace(persons, data=str(file), lr=1e-9, epochs=1), tmp_path / "run")
+    assert list(result.scores) == ["held-out"] and "no better than" in result.warnings[0]
+    assert strict(tmp_path / "run" / "privacy.json")["warnings"] == []

@@ -85,6 +85,13 @@ def test_one_part_above_one_answer_is_enough() -> None:
     assert names(row(score=0.45, scores={"a": 0.5, "b": 0.4}), facts=facts) == []
 
 
+def test_a_score_on_records_of_the_same_file_is_not_released() -> None:
+    (apart,), (inside,) = (
+        find_warnings([row(score=0.5)], replace(FACTS, scored_apart=apart)) for apart in (True, False)
+    )
+    assert apart.releasable and not inside.releasable and apart.text == inside.text
+
+
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
@@ -112,6 +119,13 @@ def test_a_threshold_that_no_gradient_reaches_is_told_once_and_stays_out_of_the_
     privacy = strict(tmp_path / "run" / "privacy.json")
     assert privacy["warnings"] == result.warnings[:1] and next(iter(privacy)) == "warnings"
     assert not {"clip_share", "signal_norm", "noise_norm", "update_norm"} & privacy.keys()
+
+
+def test_what_is_held_out_of_private_data_stays_out_of_the_statement(tmp_path: Path) -> None:
+    """The statement may be released, and ε covers no exact score of private records."""
+    result = run(replace(DIGITS, max_grad_norm=1e4, validation=0.3), tmp_path / "run")
+    assert "no better than" in result.warnings[0]
+    assert strict(tmp_path / "run" / "privacy.json")["warnings"] == []
 
 
 def test_a_run_that_learns_is_not_warned_of(tmp_path: Path) -> None:

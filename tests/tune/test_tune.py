@@ -106,6 +106,7 @@ def test_a_search_that_crashed_ends_as_it_would_have(paid: tuple[Path, Outcome],
     with pytest.raises(KeyboardInterrupt):
         tune(PAID, folder, listener=Crash(at=3))  # in the second run
     assert not (folder / "model").exists() and not (folder / "tuned.toml").exists()  # nothing to release before the end
+    assert not list(folder.glob("runs/*/privacy.json"))  # nor a statement that knows of no search
     with pytest.raises(ConfigurationError, match="holds a search already"):
         tune(PAID, folder)
     again = Count()
@@ -186,3 +187,36 @@ def test_what_is_too_large_for_the_data_is_refused_before_anything_is_drawn(tmp_
     (tmp_path / "b" / "mine.txt").touch()
     with pytest.raises(ConfigurationError, match="not empty and holds no search"):
         tune(PAID, tmp_path / "b")
+
+
+def test_a_paid_search_does_not_go_on_with_more_or_fewer_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise was computed for the number of records that it was begun with."""
+    data = glue_sst2(tmp_path / "data", train=96)
+    base = RunConfig(
+        task="sst2", data=str(data), model=str(tiny_bert(tmp_path / "bert")), epsilon=3.0, delta=1e-3,
+        accountant="rdp", batch_size=24, epochs=2, max_length=32, rank=2, device="cpu", seed=3, validation=0.3,
+    )  # fmt: skip
+    folder = tmp_path / "tuned"
+    with pytest.raises(KeyboardInterrupt):
+        tune(Search(base, {"lr": [1e-3, 1e-2]}, runs=3), folder, listener=Crash(at=1))
+    lines = (data / "train.tsv").read_text().splitlines(keepends=True)
+    monkeypatch.setattr("lsg.train.prepare_data._CACHE", {})  # as in another process
+    (data / "train.tsv").write_text("".join(lines[: len(lines) // 2]))
+    with pytest.raises(ConfigurationError, match="its epsilon would not hold"):
+        tune(None, folder, resume=True)
+    (data / "train.tsv").write_text("".join(lines))
+    monkeypatch.setattr("lsg.train.prepare_data._CACHE", {})
+    assert tune(None, folder, resume=True).statement is not None
+
+
+def test_private_data_are_not_taken_for_public_ones(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "link").symlink_to(data)
+    base = replace(BASE, data=str(data))
+    for same in (data, tmp_path / "x" / ".." / "data", tmp_path / "link"):
+        with pytest.raises(ConfigurationError, match="is --data itself"):
+            Search(base, VARIED, public_data=str(same))
+    Search(base, VARIED, public_data=str(tmp_path / "other"))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Records, TaskData, Texts
 
-HELD_OUT = 0.1  # of data that come in one part
+HELD_OUT, HELD_OUT_PART = 0.1, "held-out"  # share of data that come in one part, and its name
 # The key of the hash, for each use of it a version of its own. It is public, and the same for every --seed.
 _KEY = b"lsg split 1: "
 
@@ -35,7 +35,7 @@ def how_divided(records: Records) -> str:
 
 def hold_out(records: Records, label_names: tuple[str, ...], source: str) -> TaskData:
     """Keeps about a tenth for evaluation: for data that come in one part."""
-    evaluation, training = divide(records, HELD_OUT, "held-out")
+    evaluation, training = divide(records, HELD_OUT, HELD_OUT_PART)
     if not len(evaluation) or not len(training):
         persons = _persons(records)
         whose = "" if persons is None else f" of {len(set(persons)):,} persons"
@@ -44,7 +44,7 @@ def hold_out(records: Records, label_names: tuple[str, ...], source: str) -> Tas
             "is held out for evaluation. Give training and evaluation data as two parts"
         )
     used = f"all but about {100 * HELD_OUT:g} % of the data, held out for evaluation, {how_divided(records)}"
-    return TaskData(training, {"held-out": evaluation}, label_names, source, used)
+    return TaskData(training, {HELD_OUT_PART: evaluation}, label_names, source, used)
 
 
 def _hashes(records: Records, use: str) -> Iterator[int]:

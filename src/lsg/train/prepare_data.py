@@ -12,7 +12,7 @@ from lsg.tasks.data import Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
 from lsg.tasks.readers.files import local_path
-from lsg.tasks.split import divide, how_divided
+from lsg.tasks.split import HELD_OUT_PART, divide, how_divided
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
 from lsg.train.prepare_images import check_views
@@ -52,6 +52,10 @@ class PreparedData:
     shape: ImageShape | None = None
     pairs: bool = False
     persons: list[str] | None = None
+
+    def scored_apart(self, config: RunConfig) -> bool:
+        """Whether evaluation data came as a part of their own, and were not held out of the data that are private."""
+        return not config.validation and HELD_OUT_PART not in self.evaluation
 
     def protected(self, config: RunConfig) -> Protected:
         """Whom a run on these data protects."""

@@ -75,7 +75,7 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "model": facts.model,
         "data": facts.data,
         "trained_part": facts.used or "all of the training data",
-        "public_by_assumption": _public(spent, facts) if private else [],
+        "public_by_assumption": _public(config, spent, facts) if private else [],
         "caveats": _caveats(config, spent.protected) if private else [],
         "versions": versions,
     }
@@ -148,12 +148,13 @@ def _no_statement(config: RunConfig) -> str:
     )
 
 
-def _public(spent: Spent, facts: DataFacts) -> list[str]:
+def _public(config: RunConfig, spent: Spent, facts: DataFacts) -> list[str]:
     """What was read off the data without noise, and is taken to be known to everybody."""
     whom = spent.protected
+    chosen = ", and so does what --recipe auto chose to train, and how" if config.recipe == "auto" else ""
     public = [
         f"The number of training {whom.noun}s, {whom.units:,}: the rate of sampling, the number of steps and the noise "
-        "follow from it.",
+        f"follow from it{chosen}.",
         f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer and "
         f"stand in its files. A {whom.noun} with a label that no other has would change them.",
         "The weights that training began with: they must not have been made from these records.",

@@ -22,7 +22,7 @@ DROWNED = 0.5
 
 @dataclass(frozen=True)
 class RunWarning:
-    """text: what is wrong, and what to do. releasable: nothing in it comes from training data without noise."""
+    """text: what is wrong, and what to do. releasable: nothing in it comes from private data without noise."""
 
     name: str
     text: str
@@ -44,12 +44,17 @@ class OneAnswer:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part."""
+    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part.
+
+    scored_apart: evaluation data came as a part of their own. Else they are records of the same file as those trained
+        on, as private as these, and no warning about the score may be released.
+    """
 
     steps: int
     epochs: int
     max_grad_norm: float
     one_answer: dict[str, OneAnswer]
+    scored_apart: bool = True
 
 
 def find_warnings(rows: Sequence[Row], facts: RunFacts) -> list[RunWarning]:
@@ -83,7 +88,7 @@ def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
         f"the score, {100 * last['score']:.1f} %, is not clearly better than that of always giving the most frequent "
         f"answer, {100 * baseline:.1f} %, on {sum(one.records for one in facts.one_answer.values()):,} records. Try "
         "another --lr, more --epochs, more records or a larger --epsilon",
-        releasable=True,
+        releasable=facts.scored_apart,
     )
 
 

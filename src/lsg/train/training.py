@@ -90,7 +90,9 @@ class Training:
         classifier = Classifier(choose_precision(config.precision, device), device)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
         one_answer = self.evaluation.one_answer()
-        self.run_facts = RunFacts(self.steps, config.epochs, config.max_grad_norm, one_answer)
+        self.run_facts = RunFacts(
+            self.steps, config.epochs, config.max_grad_norm, one_answer, data.scored_apart(config)
+        )
 
     def train(self, checkpoint_every: int) -> list[dict[str, Any]]:
         """Train to the end, from the start or from the checkpoint; one row an epoch."""

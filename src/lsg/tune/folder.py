@@ -83,6 +83,10 @@ class SearchFolder:
     def withhold(self, number: int) -> None:
         """Remove what a run would release: it lost, or stood in for another."""
         shutil.rmtree(self.run(number) / "model", ignore_errors=True)
+        self.withhold_statement(number)
+
+    def withhold_statement(self, number: int) -> None:
+        """Remove a run's own statement, which knows of no search: nobody may release a model with it."""
         (self.run(number) / "privacy.json").unlink(missing_ok=True)
 
     def release(self, winner: int, statement: dict[str, Any]) -> None:

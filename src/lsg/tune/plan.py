@@ -15,6 +15,7 @@ from lsg.accounting.selection import (
     run_curve,
     selection_epsilon,
 )
+from lsg.errors import ConfigurationError
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import fresh_generator
 from lsg.train.config import RunConfig
@@ -35,7 +36,7 @@ def make_plan(search: Search, listener: Listener) -> Plan:
 
 def _paid(search: Search, listener: Listener) -> Plan:
     """Each run draws a candidate and a seed of its own; all of them and their number cost the base's ε together."""
-    base = replace(search.base, validation=search.base.validation or SCORED_SHARE)
+    base = _scored_apart(search)
     data = _data(base, listener)
     choices = candidates(base, search.varied)
     for choice in choices:
@@ -61,8 +62,26 @@ def _paid(search: Search, listener: Listener) -> Plan:
         one_run_epsilon=curve_epsilon(costliest, base.delta),
         candidates=len(choices),
         score_noise=score_noise,
+        records=len(data.train),
         scored=len(data.evaluation["validation"]),
     )
+
+
+def check_unchanged(search: Search, plan: Plan, listener: Listener) -> None:
+    """Before a paid search goes on: with more or fewer records its noise would not be that of its ε."""
+    data = _data(_scored_apart(search), listener)
+    found = len(data.train), len(data.evaluation["validation"])
+    if found != (plan.records, plan.scored):
+        raise ConfigurationError(
+            f"--resume: the search was begun with {plan.records:,} records to train and {plan.scored:,} to score on, "
+            f"and now there are {found[0]:,} and {found[1]:,}: its epsilon would not hold. Bring back the data that it "
+            "was begun with, or begin another search, which spends privacy of its own"
+        )
+
+
+def _scored_apart(search: Search) -> RunConfig:
+    """The base of a paid search, with a part of the records to score on."""
+    return replace(search.base, validation=search.base.validation or SCORED_SHARE)
 
 
 def _free(search: Search, listener: Listener) -> Plan:

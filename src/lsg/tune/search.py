@@ -1,6 +1,7 @@
 """What a search is, and what was drawn for it: two frozen records that can be written to a file and read back."""
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,11 @@ class Search:
             raise ConfigurationError("--tuning-part is for lsg train: here it is --held-out")
         if self.public_data is not None and self.held_out is not None:
             raise ConfigurationError("--public-data or --held-out, not both: the search runs on one of them")
+        if self.public_data is not None and self.base.data is not None and _same(self.public_data, self.base.data):
+            raise ConfigurationError(
+                f"--public-data {self.public_data} is --data itself: a search on it would not be free. Leave out "
+                "--public-data to pay for the search, or give other data"
+            )
         if self.held_out is not None and not 0 < self.held_out < 1:
             raise ConfigurationError(f"--held-out {self.held_out:g} must be a share between 0 and 1")
         if self.runs < 1:
@@ -75,8 +81,8 @@ class Plan:
 
     runs: what is trained. settings: of each run, what `lsg train` would be given if it wins.
     epsilon: of the whole search where it is paid for, at the base's δ; one_run_epsilon: of the costliest run alone.
-    score_noise: deviation of the noise on the number of right answers, 0 where it is not private; scored: how many
-        records are scored on.
+    score_noise: deviation of the noise on the number of right answers, 0 where it is not private. records, scored: how
+        many records a paid search trains and scores on; its noise follows from them.
     """
 
     runs: tuple[RunConfig, ...]
@@ -85,6 +91,7 @@ class Plan:
     one_run_epsilon: float | None = None
     candidates: int = 0
     score_noise: float = 0.0
+    records: int = 0
     scored: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +101,11 @@ class Plan:
     def from_dict(cls, values: dict[str, Any], source: str) -> "Plan":
         runs = tuple(RunConfig.from_dict(run, source) for run in values["runs"])
         return cls(**{**values, "runs": runs, "settings": tuple(values["settings"])})
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two sources of data, paths or names on the hub, are one."""
+    return one == other or os.path.realpath(one) == os.path.realpath(other)
 
 
 def release_settings(config: RunConfig, **changes: Any) -> dict[str, Any]:

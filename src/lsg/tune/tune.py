@@ -16,7 +16,7 @@ from lsg.train.result import RunResult
 from lsg.train.run import run
 from lsg.tune.candidates import told
 from lsg.tune.folder import SearchFolder
-from lsg.tune.plan import make_plan, prepare_for
+from lsg.tune.plan import check_unchanged, make_plan, prepare_for
 from lsg.tune.search import Plan, Search
 from lsg.tune.statement import cost, paid_statement
 
@@ -57,6 +57,8 @@ def tune(
                 folder.withhold(finished["best"])  # if that was cut off
                 return Outcome(**finished)
             search, plan = folder.begun()
+            if search.is_paid:
+                check_unchanged(search, plan, listener)
         else:
             assert search is not None
             plan = make_plan(search, listener)
@@ -72,6 +74,7 @@ def _search(search: Search, plan: Plan, folder: SearchFolder, listener: SearchLi
     for number, config in enumerate(plan.runs, start=1):
         listener.begins(number, len(plan.runs), tried[number - 1])
         result = run(config, folder.run(number), resume=True, listener=listener, prepare=prepare)
+        folder.withhold_statement(number)
         scores.append(chosen_by(plan, config, result))
         listener.ended(number, scores[-1])
         if winner is None or scores[-1] > scores[best - 1]:
