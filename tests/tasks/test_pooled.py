@@ -81,3 +81,20 @@ def test_a_saved_tokenizer_tells_no_length_of_a_training_text(folder: str, tmp_p
     save_text_model(tmp_path / "saved", load_pooled_model(folder, "mean", ("no", "yes")), tokenizer)
     kept = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
     assert kept["truncation"] is None and kept["padding"] is None
+
+
+def test_features_of_a_text_are_computed_in_a_batch_of_the_same_shape_whatever_other_texts_there_are(
+    folder: str,
+) -> None:
+    torch.manual_seed(0)
+    model, tokenizer = load_pooled_model(folder, "mean", ("no", "yes")), load_tokenizer(folder)
+    shapes: list[tuple[int, ...]] = []
+    model.encoder.register_forward_pre_hook(
+        lambda module, args, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = []
+    for texts in (TEXTS, TEXTS.take(list(range(1, 15)))):  # without the first one
+        data = encode_texts(texts, tokenizer, 32, torch.device("cpu"))
+        found.append(compute_features(model, data, torch.no_grad, lambda done: None).features)
+    assert set(shapes[: len(shapes) // 2]) == set(shapes[len(shapes) // 2 :]) and len({rows for rows, _ in shapes}) == 1
+    assert torch.equal(found[0][1:], found[1])

@@ -100,7 +100,7 @@ def _machine(config: RunConfig) -> dict[str, Any]:
     """What suits the device; none of it changes a result by more than rounding."""
     if TASKS[config.task].kind != "text":
         return {"max_physical_batch_size": IMAGES}
-    return {"max_physical_tokens": TOKENS[choose_device(config.device).type]}
+    return {"max_physical_tokens": TOKENS.get(choose_device(config.device).type, 8192)}
 
 
 class _Quiet(Listener):
