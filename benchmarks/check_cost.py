@@ -1,7 +1,7 @@
 """What the check that samples stay apart costs: at the first batch, and at later ones.
 
     python benchmarks/check_cost.py first [--device cuda]       # the first micro-batch against later ones
-    python benchmarks/check_cost.py later --against OLD_SRC     # later micro-batches, in turn with another source tree
+    python benchmarks/check_cost.py later --against OLD_SRC     # later micro-batches, beside those of another source tree
 
 Bars: the first batch costs at most 3 steps more (1.5 of memory), under 3 s for a MiniLM-sized model on two cores; later
 batches cost at most 1 % more than before there was such a check. Writes results/adversary/check-cost-*.json.
@@ -81,30 +81,39 @@ def first(device: torch.device, smoke: bool) -> dict[str, Any]:
 
 
 def later(against: str, rounds: int) -> dict[str, Any]:
-    """Processes of the two source trees in turn; of each the median and the least of its micro-batches."""
+    """Two source trees at the same time, a core each, which they exchange: what else the machine does meets both."""
     trees = {"old": against, "new": str(Path(__file__).parents[1] / "src")}
     found: dict[str, list[list[float]]] = {name: [] for name in trees}
     for number in range(rounds):
-        for name in sorted(trees, reverse=number % 2 == 1):
-            command = [sys.executable, str(Path(__file__).with_name("later_batches.py"))]
-            done = subprocess.run(
-                command,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([trees[name], os.environ.get("PYTHONPATH", "")])},
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            found[name].append(json.loads(done.stdout.splitlines()[-1]))
+        running = {name: _started(tree, core ^ number % 2) for core, (name, tree) in enumerate(trees.items())}
+        for name, process in running.items():
+            found[name].append(json.loads(process.communicate()[0].splitlines()[-1]))
             print(number, name, statistics.median(found[name][-1]), min(found[name][-1]), flush=True)
-    middle = {name: statistics.median(statistics.median(one) for one in runs) for name, runs in found.items()}
-    least = {name: statistics.median(min(one) for one in runs) for name, runs in found.items()}
+    middle = {name: statistics.mean(statistics.median(one) for one in runs) for name, runs in found.items()}
+    least = {name: statistics.mean(min(one) for one in runs) for name, runs in found.items()}
+    pairs = zip(found["new"], found["old"], strict=True)
+    more = [statistics.median(new) / statistics.median(old) - 1 for new, old in pairs]
     return {
         "median_seconds": middle,
         "least_seconds": least,
-        "more_by_median": middle["new"] / middle["old"] - 1,
+        "more_by_median": statistics.mean(more),
+        "standard_error": statistics.stdev(more) / len(more) ** 0.5,
         "more_by_least": least["new"] / least["old"] - 1,
         "runs": found,
     }
+
+
+def _started(tree: str, core: int) -> subprocess.Popen[str]:
+    """`later_batches.py` with this source tree, in one thread on one core."""
+    path = os.pathsep.join([tree, os.environ.get("PYTHONPATH", "")])
+    command = ["taskset", "-c", str(core), sys.executable, str(Path(__file__).with_name("later_batches.py"))]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def main() -> None:
