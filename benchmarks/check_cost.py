@@ -1,7 +1,7 @@
 """What the check that samples stay apart costs: at the first batch, and at later ones.
 
     python benchmarks/check_cost.py first [--device cuda]       # the first micro-batch against later ones
-    python benchmarks/check_cost.py later --against OLD_SRC     # later micro-batches, beside those of another source tree
+    python benchmarks/check_cost.py later --against OLD_SRC     # later micro-batches, beside another source tree
 
 Bars: the first batch costs at most 3 steps more (1.5 of memory), under 3 s for a MiniLM-sized model on two cores; later
 batches cost at most 1 % more than before there was such a check. Writes results/adversary/check-cost-*.json.
