@@ -1,10 +1,11 @@
-"""The recipe for texts on a leased GPU: what `lsg train --task text` gives when nothing is set, and what else was tried.
+"""The recipe for texts on a leased GPU: what `lsg train --task text` gives when nothing is set, and what was tried.
 
-    python benchmarks/gpu_recipes.py SST2 MINILM MPNET STORE SECONDS MODEL/RECORDS/EPSILON/TRIED... [--seeds 0,1] [--tiny]
+    python benchmarks/gpu_recipes.py SST2 MINILM MPNET STORE SECONDS CELL... [--seeds 0,1,2] [--tiny]
 
-Each cell is the automatic recipe with a few settings in place of its own, for a part of SST-2, a model and ε. Cells go
-to STORE in the order given, a line as each ends; none is started that would not end within SECONDS. Start it again to
-go on. --tiny: every cell on a few sentences on the CPU, to see that all run. For results/: `python -m lsg.reproduce.records STORE`.
+A CELL is MODEL/RECORDS/EPSILON/TRIED, as minilm/all/3/auto: the automatic recipe with the settings of TRIED in place of
+its own. Cells go to STORE in the order given, a line as each ends; none is started that would not end within SECONDS.
+Start it again to go on. --tiny: every cell on a few sentences on the CPU, to see that all run. For results/:
+`python -m lsg.reproduce.records STORE`.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("store", type=Path)
     parser.add_argument("seconds", type=float)
-    parser.add_argument("cells", nargs="+", help="MODEL/RECORDS/EPSILON/TRIED, as minilm/all/3/auto")
+    parser.add_argument("cells", nargs="+", help="MODEL/RECORDS/EPSILON/TRIED")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
