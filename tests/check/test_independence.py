@@ -544,3 +544,39 @@ def test_a_model_that_refuses_odd_records_is_tried_with_others() -> None:
     attach(model, DPSGD())
     with pytest.raises(PrivacyError, match=r"before layer 'layers\.0'"):
         model(torch.randint(1, 30, (8, 6)))
+
+
+class RoundsByNumber(nn.Module):
+    """A layer norm's float32 after a product in bfloat16, which a batch of another size rounds in another way."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__()
+        self.first, self.last, self.off = nn.Linear(8, 8), nn.Linear(8, 2), off
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).float()
+        return self.last(hidden * (1 + self.off * (len(x) % 2)))
+
+
+@pytest.mark.parametrize(("lowered", "off", "passes"), [(True, 0.01, True), (False, 0.01, False), (True, 0.5, False)])
+def test_rounding_of_lower_precision_is_no_influence_and_hides_none(lowered: bool, off: float, passes: bool) -> None:
+    model = RoundsByNumber(off)
+    attach(model, DPSGD())
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=lowered):
+        if passes:
+            model(torch.randn(7, 8))
+        else:
+            with pytest.raises(PrivacyError, match=r"how many others there are|something else for a sample than among"):
+                model(torch.randn(7, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_divided_by_the_number_of_samples_are_found_in_any_precision(dtype: torch.dtype) -> None:
+    class Divided(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input / len(input))
+
+    model = nn.Sequential(Divided(8, 8), nn.Linear(8, 2)).to(dtype)
+    attach(model, DPSGD())
+    with pytest.raises(PrivacyError, match="how many others there are"):
+        model(torch.randn(7, 8, dtype=dtype))

@@ -60,7 +60,7 @@ class Agreement:
             a, b = (torch.zeros(()) if value is None else value for value in mine)
             if a.shape != b.shape:
                 a, b = torch.broadcast_tensors(a, b)
-            if not alike(a, b, _LOOSE):
+            if not alike(a, b, _LOOSE, look.base.precision):
                 raise PrivacyError(
                     f"samples of a batch influence each other in the backward, at '{name}': a sample's gradient is "
                     f"another one beside other samples. {ADVICE[0].upper()}{ADVICE[1:]}. A loss that a model computes "
@@ -168,9 +168,9 @@ def _agree(look: Look, kept: Trail, leaf: Any) -> bool:
     wanted = _fits_shape(look, kept, leaf)
     if wanted is None:
         return False
-    dtypes = [wanted.dtype, leaf.dtype, *([torch.bfloat16] if look.base.autocast else [])]
+    dtypes = wanted.dtype, leaf.dtype
     dtype = min(dtypes, key=lambda dtype: dtype.itemsize) if wanted.is_floating_point() else wanted.dtype
-    return alike(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE)
+    return alike(wanted.to(dtype), leaf.detach().to(dtype), _LOOSE, look.base.precision)
 
 
 def _losses(look: Look, results: list[Tensor], changed: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from lsg.check.ownership import Trail, alike, locate
@@ -34,13 +35,14 @@ class Expected(NamedTuple):
 
     records: list[int]
     results: list[tuple[Axis | None, Tensor]]
+    precision: torch.dtype | None
 
     def refuse_others(self, results: list[Tensor], size: int) -> None:
         """Raise PrivacyError if the model returned something else for them in a batch of `size`."""
         for (axis, wanted), result in zip(self.results, results, strict=False):
             if isinstance(axis, SampleAxis) and result.requires_grad:
                 found = axis.split(result.detach(), size)[self.records]
-                if found.shape == wanted.shape and not alike(wanted, found.to(wanted.dtype), 300.0):
+                if found.shape == wanted.shape and not alike(wanted, found.to(wanted.dtype), 300.0, self.precision):
                     raise PrivacyError(
                         f"samples of a batch influence each other before the model's output: in a batch of {size} the "
                         f"model returns something else for a sample than among few. {ADVICE[0].upper()}{ADVICE[1:]}"
@@ -85,13 +87,16 @@ class Look:
                 if not apart:
                     raise NeedsRule([(patched, None)], why)
                 continue
-            if axis is None or self._fewer is None or not trail.depends_on_number(axis, self.size, self._fewer):
+            if axis is None or not self._depends_on_number(trail, axis):
                 continue
             if not is_random(self, where):
                 raise PrivacyError(
                     f"samples of a batch influence each other {where}: what a sample has there depends on how many "
                     f"others there are. {ADVICE[0].upper()}{ADVICE[1:]}"
                 )
+
+    def _depends_on_number(self, trail: Trail, axis: Axis) -> bool:
+        return self._fewer is not None and trail.depends_on_number(axis, self.size, self._fewer, self.base.precision)
 
     def sharing(self) -> list[tuple[PatchedModule, None]]:
         """Patched modules that get what samples share, so that their rules return it once for each sample."""
@@ -118,7 +123,7 @@ class Look:
             return None
         axes = [(self.axis(trail), trail.value) for trail in self.base.output]
         rows = [(a, a.split(v, self.size)[: len(records)] if isinstance(a, SampleAxis) else v) for a, v in axes]
-        return Expected(records, rows)
+        return Expected(records, rows, self.base.precision)
 
     def learn(self, known: dict[PatchedModule, KnownCalls], size: int) -> None:
         """Add how each call looks in a batch of `size` samples, and where its samples are."""

@@ -16,6 +16,7 @@ from lsg.layers.samples import SHARED, Axis, SampleAxis
 # By how much results may differ that must be equal, over the largest number of their tensor: other records may lead to
 # other kernels, which round in other ways (attention with a mask or without one, say).
 _HUGE = 1e6
+_MOST = 0.25  # never more than that, however low the precision: what depends on the number of records differs by more
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -54,12 +55,12 @@ class Trail:
             apart |= (self.changed_by & ~owner) == 0
         return bool(apart.all())
 
-    def depends_on_number(self, axis: Axis, size: int, fewer: int) -> bool:
-        """Whether the samples that both batches have are not the same in both."""
+    def depends_on_number(self, axis: Axis, size: int, fewer: int, precision: torch.dtype | None) -> bool:
+        """Whether the samples that both batches have are not the same in both. precision: see `alike`."""
         if self.of_fewer is None or not isinstance(axis, SampleAxis):
             return False
         mine, theirs = axis.split(self.value, size)[:fewer], axis.split(self.of_fewer, fewer)
-        return not alike(mine, theirs, 100.0)
+        return not alike(mine, theirs, 100.0, precision)
 
 
 def locate(trail: Trail, size: int, owners: Sequence[int], other: int | None) -> Axis | None:
@@ -109,20 +110,32 @@ def _axis(dim: int, outer: int, inner: int) -> SampleAxis:
     return SampleAxis(dim, None, 1) if inner == 1 else SampleAxis(dim, outer, None)
 
 
-def alike(a: Tensor, b: Tensor, factor: float = 1.0) -> bool:
-    """Whether two tensors differ by no more than `factor` times the tolerance. Most are seen to at a glance."""
+def lowered_precision(device_type: str) -> torch.dtype | None:
+    """What products run in now, where that is below their tensors' own: autocast's; TF32 rounds as float16 does."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    if device_type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        return torch.float16
+    return None
+
+
+def alike(a: Tensor, b: Tensor, factor: float = 1.0, precision: torch.dtype | None = None) -> bool:
+    """Whether two tensors differ by no more than `factor` times the tolerance. Most are seen to at a glance.
+
+    precision: that they were computed in, where it is below their own. A batch of another size takes other kernels.
+    """
     if a.shape != b.shape:
         return False
     if torch.equal(a, b) or not a.numel():
         return True
     if a.is_floating_point():
         largest = float(a.abs().max())
-        if largest < _HUGE and float((a - b).abs().max()) <= tolerance(a.dtype) * factor * largest:
+        if largest < _HUGE and float((a - b).abs().max()) <= _tolerance(a.dtype, factor, precision) * largest:
             return True
-    return not bool(different(a, b, factor).any())
+    return not bool(different(a, b, factor, precision).any())
 
 
-def different(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+def different(a: Tensor, b: Tensor, factor: float = 1.0, precision: torch.dtype | None = None) -> Tensor:
     """Where two tensors of one shape differ by more than `factor` times the tolerance."""
     if not (a.is_floating_point() or a.is_complex()):
         return a != b
@@ -130,10 +143,11 @@ def different(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
     size = a.abs()
     # What stands for minus infinity in a mask says nothing of how large the other numbers are.
     largest = torch.where(size < _HUGE, size, 0.0).max() if size.numel() else size.sum()
-    allowed = tolerance(a.dtype) * factor * torch.maximum(largest, torch.where(size < torch.inf, size, 0.0))
+    allowed = _tolerance(a.dtype, factor, precision) * torch.maximum(largest, torch.where(size < torch.inf, size, 0.0))
     return ~(same | ((a - b).abs() <= allowed))
 
 
-def tolerance(dtype: torch.dtype) -> float:
+def _tolerance(dtype: torch.dtype, factor: float, precision: torch.dtype | None) -> float:
     real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
-    return TOLERANCE.get(real, 0.0)
+    lower = 0.0 if precision is None else TOLERANCE.get(precision, 0.0)
+    return min(_MOST, factor * max(TOLERANCE.get(real, 0.0), lower))

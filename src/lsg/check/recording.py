@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from lsg.check.kept_state import tensors_in
-from lsg.check.ownership import Trail, alike
+from lsg.check.ownership import Trail, alike, lowered_precision
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.made_once import one_each_forward
 from lsg.layers.patched_module import PatchedModule
@@ -72,7 +72,7 @@ class Recording:
         )
         self._reference, self._run, self._changed, self._size = reference, run, frozenset(changed), size
         self._position = 0
-        self.autocast = False  # whether layers ran in lower precision than their weights
+        self.precision: torch.dtype | None = None  # what layers computed in, where that is below their tensors' own
         self._apart = 0  # modules running now whose rule lets them run sample by sample
         self._found: list[tuple[Trail, Tensor]] = []  # what is to be compared when the forward is over
 
@@ -111,7 +111,9 @@ class Recording:
 
     def _begin(self, module: nn.Module, patched: PatchedModule, leaves: list[Any]) -> Call | None:
         number = patched.next_call()
-        self.autocast |= any(torch.is_autocast_enabled(x.device.type) for x in leaves if isinstance(x, Tensor))
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                self.precision = self.precision or lowered_precision(leaf.device.type)
         if self._reference is None:
             call = Call(patched, number, [_kept(leaf) for leaf in leaves], type(module).__name__)
             self.calls.append(call)
