@@ -36,6 +36,7 @@ TRIED: dict[str, dict[str, Any]] = {
     "mean-x3": {**FINE_TUNED, **MEAN, "head_scale": 3.0},
     "mean-head30": {**FINE_TUNED, **MEAN, "head_scale": 1.0, "head_lr": 30.0},
     "mean-slow": {**FINE_TUNED, **MEAN, "head_scale": 1.0, "lr": 5e-4, "head_lr": 20.0},
+    "low-rate": {"lr": 3e-4, "head_lr": 30.0},
     "mean-averaged": {**FINE_TUNED, **MEAN, "head_scale": 1.0, "averaging": 0.1},
     "mean-rank16": {**FINE_TUNED, **MEAN, "head_scale": 1.0, "rank": 16},
     "mean-rank32": {**FINE_TUNED, **MEAN, "head_scale": 1.0, "rank": 32},
@@ -46,7 +47,15 @@ TRIED: dict[str, dict[str, Any]] = {
     "mean-x.1-fast": {**FINE_TUNED, **MEAN, "head_scale": 0.1, "lr": 2e-3},
     "mean-x.1-long": {**FINE_TUNED, **MEAN, "head_scale": 0.1, "epochs": 40},
     "mean-x.1-lsg": {**FINE_TUNED, **MEAN, "head_scale": 0.1, "method": "lsg", "sparsity": 0.5},
-    "head": {"trainable": "head", "pooling": "mean", "method": "dpsgd", **AUTOMATIC, "lr": 0.03, "epochs": 40},
+    "head": {
+        "trainable": "head",
+        "pooling": "mean",
+        "method": "dpsgd",
+        **AUTOMATIC,
+        "lr": 0.03,
+        "head_lr": 1.0,
+        "epochs": 40,
+    },
 }
 
 
