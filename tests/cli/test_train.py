@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from lsg.cli import app
@@ -15,17 +13,10 @@ from lsg.cli.train import _Bar, run_settings
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener
+from tests.support.threads import one_thread  # noqa: F401 - a fixture for all tests here
 from tests.support.tiny import glue_sst2, tiny_bert
 
 FAST = ("--task", "digits", "--epochs", "2", "--accountant", "rdp", "--device", "cpu", "--recipe", "paper")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def lsg(*arguments: str | Path) -> Any:

@@ -92,8 +92,6 @@ def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> 
         if config.is_encoder_decoder:
             raise ConfigurationError(f"--pooling {pooling}: --model {name} has a decoder: use --pooling model")
         encoder, new = _pretrained(AutoModel, name, config)
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # what it makes of the first token is not used
     if not encoder.state_dict().keys() - new:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(encoder).__name__}")
     return PooledClassifier(encoder, pooling, label_names)

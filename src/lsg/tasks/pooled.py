@@ -32,6 +32,8 @@ class PooledClassifier(nn.Module):
 
     def __init__(self, encoder: Any, pooling: str, labels: tuple[str, ...]) -> None:
         super().__init__()
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # what it makes of the first token is not used
         self.encoder, self.pooling, self.labels = encoder, pooling, labels
         self.head = nn.Linear(encoder.config.hidden_size, len(labels))
         nn.init.normal_(self.head.weight, std=_START)
@@ -85,8 +87,6 @@ class PooledClassifier(nn.Module):
                 encoder = AutoModel.from_pretrained(
                     folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
                 )
-            if getattr(encoder, "pooler", None) is not None:
-                encoder.pooler = None  # made anew, and not used
             model = cls(encoder, about["pooling"], tuple(about["labels"]))
             model.head.load_state_dict(load_file(folder / "head.safetensors"))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

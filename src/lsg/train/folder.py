@@ -9,17 +9,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
+from lsg.files.atomic import UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
 from lsg.files.strict_json import loads
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings, to_toml
-from lsg.train.lock import exclusive
+from lsg.train.lock import held_folder, is_leftover
 
-LOCK = "lock"  # there while a process works in the folder, or after one was killed
 SECRET = (
     "SECRET where the data are: this file holds the seed. Whoever knows it can compute the noise and take it off. "
     "Release model/ and privacy.json alone."
@@ -37,19 +37,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
-        """Keeps all other processes out, from `check` to the end. An empty folder that was made for it is removed."""
-        self.check(config, resume=resume)
-        made = not self.path.exists()
-        with errors_naming(self.path):
-            self.path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
-        try:
-            with exclusive(self.path / LOCK, f"--output {self.path}"):
-                self.check(config, resume=resume)  # again: another process may have been here meanwhile
-                yield
-        finally:
-            if made:
-                with contextlib.suppress(OSError):  # it is not empty
-                    self.path.rmdir()
+        """Keeps all other processes out, from `check` to the end."""
+        with held_folder(self.path, partial(self.check, config, resume=resume)):
+            yield
 
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
@@ -67,7 +57,7 @@ class RunFolder:
             raise ConfigurationError(f"--output {self.path}: {existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigurationError(f"--output {self.path}: cannot write into {existing}")
-        if not self.path.exists() or all(map(_is_leftover, self.path.iterdir())):
+        if not self.path.exists() or all(map(is_leftover, self.path.iterdir())):
             return
         if not (self.path / "config.toml").is_file():
             raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no run of lsg train")
@@ -123,31 +113,26 @@ class RunFolder:
 
     def write_model(self, save: Callable[[Path], None]) -> None:
         """save: writes into a folder that it makes itself."""
-        target, partial = self.path / "model", self.path / ("model" + UNFINISHED)
+        target, unfinished = self.path / "model", self.path / ("model" + UNFINISHED)
         earlier = self.path / ("model.earlier" + UNFINISHED)
         with errors_naming(target):
             try:
-                shutil.rmtree(partial, ignore_errors=True)
-                save(partial)
-                sync_tree(partial)
+                shutil.rmtree(unfinished, ignore_errors=True)
+                save(unfinished)
+                sync_tree(unfinished)
                 if target.exists():
                     shutil.rmtree(earlier, ignore_errors=True)
                     target.replace(earlier)
-                partial.replace(target)
+                unfinished.replace(target)
                 sync_folder(self.path)
                 shutil.rmtree(earlier, ignore_errors=True)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def drop_checkpoint(self) -> None:
         """Once the model and a result that can be read are there: until then the checkpoint is all there is."""
         if (self.path / "model").is_dir() and self.result() is not None:
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-
-
-def _is_leftover(entry: Path) -> bool:
-    """What a process that was killed may leave in a folder without having begun a run."""
-    return entry.name == LOCK or entry.name.endswith(UNFINISHED)
 
 
 def _json(value: Any, indent: int | None = None) -> str:

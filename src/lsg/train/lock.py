@@ -1,17 +1,41 @@
-"""Keeps two processes out of one folder: the path of a lock file in, a block that one process at a time enters."""
+"""Keeps two processes out of one output folder: its path in, a block that one process at a time enters."""
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import OWNER_ONLY, errors_naming
+from lsg.files.atomic import OWNER_ONLY, OWNER_ONLY_FOLDER, UNFINISHED, errors_naming
 
 try:
     import fcntl
 except ImportError:  # Windows, where a run folder has no lock
     fcntl = None  # type: ignore[assignment]
+
+_NAME = "lock"  # there while a process works in the folder, or after one was killed
+
+
+@contextlib.contextmanager
+def held_folder(path: Path, check: Callable[[], None]) -> Iterator[None]:
+    """The folder is made where there is none, and removed if it is empty at the end. check: refuses what it holds."""
+    check()
+    made = not path.exists()
+    with errors_naming(path):
+        path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+    try:
+        with exclusive(path / _NAME, f"--output {path}"):
+            check()  # again: another process may have been here meanwhile
+            yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty
+                path.rmdir()
+
+
+def is_leftover(entry: Path) -> bool:
+    """What a process that was killed may leave in a folder without having begun anything."""
+    return entry.name == _NAME or entry.name.endswith(UNFINISHED)
 
 
 @contextlib.contextmanager

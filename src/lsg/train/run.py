@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 
 from lsg.errors import ConfigurationError, LsgError, first_line
-from lsg.tasks.pooled import PooledClassifier
 from lsg.train.config import RunConfig
-from lsg.train.fixed_front import computed_once
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener
 from lsg.train.precision import choose_device, choose_precision, matmul_precision
@@ -60,9 +58,7 @@ def _run(
     check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
         model = prepare_model(config, data, device, listener)
-        data, trained = computed_once(config, data, model, listener), model
-        if config.trainable == "head" and isinstance(model, PooledClassifier):
-            trained, data = model.head, features_once(config, data, model, device, listener)
+        trained, data = features_once(config, data, model, device, listener)
         training = Training(config, data, trained, device, folder, listener, whole=model)
         folder.create(config)
         try:

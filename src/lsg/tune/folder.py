@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import OWNER_ONLY_FOLDER, UNFINISHED, errors_naming, write_atomic
+from lsg.files.atomic import write_atomic
 from lsg.files.strict_json import loads
 from lsg.train.config_file import to_toml
-from lsg.train.folder import LOCK, RunFolder
-from lsg.train.lock import exclusive
+from lsg.train.folder import RunFolder
+from lsg.train.lock import held_folder, is_leftover
 from lsg.tune.search import Plan, Search
 
 _SECRET = (
@@ -35,19 +35,9 @@ class SearchFolder:
 
     @contextlib.contextmanager
     def held(self, *, resume: bool) -> Iterator[None]:
-        """Keeps all other processes out. An empty folder that was made for it is removed."""
-        self._check(resume)
-        made = not self.path.exists()
-        with errors_naming(self.path):
-            self.path.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
-        try:
-            with exclusive(self.path / LOCK, f"--output {self.path}"):
-                self._check(resume)  # again: another process may have been here meanwhile
-                yield
-        finally:
-            if made:
-                with contextlib.suppress(OSError):  # it is not empty
-                    self.path.rmdir()
+        """Keeps all other processes out."""
+        with held_folder(self.path, partial(self._check, resume)):
+            yield
 
     def _check(self, resume: bool) -> None:
         if self._drawn.is_file():
@@ -60,9 +50,7 @@ class SearchFolder:
             raise ConfigurationError(f"--resume: {self.path} holds no search to go on with")
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"--output {self.path} is not a folder")
-        if self.path.exists() and any(
-            entry.name != LOCK and not entry.name.endswith(UNFINISHED) for entry in self.path.iterdir()
-        ):
+        if self.path.exists() and not all(map(is_leftover, self.path.iterdir())):
             raise ConfigurationError(f"--output {self.path}: this folder is not empty and holds no search of lsg tune")
 
     def begin(self, search: Search, plan: Plan) -> None:
