@@ -30,7 +30,7 @@ AUDITS = DOCS.parent / "results" / "audit"
 CLIP_STUDY = DOCS.parent / "results" / "analysis" / "clip-study-digits.json"
 MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.json"
 SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
-RECIPES = DOCS.parent / "results" / "recipes" / "sst2-minilm.jsonl"
+RECIPES = DOCS.parent / "results" / "recipes" / "sst2.jsonl"
 WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 BENCH = DOCS.parent / "results" / "bench"
 BENCHES = (
@@ -201,24 +201,36 @@ def what_helps() -> str:
 
 
 def recipe_runs() -> str:
-    """Every run behind the recipe for texts: most records first, then the best."""
+    """The runs behind the recipe for texts, seeds together: by model, ε and records, then the best."""
+    seeds: dict[tuple[str, ...], dict[int, float]] = {}
+    for row in sorted(_records(RECIPES), key=_recipe_order):
+        seeds.setdefault(_recipe_cells(row), {})[row["seed"]] = 100 * row["score"]
     lines = [
-        "| records | trained | head sees | method | clipping | rate (head) | batch, epochs | accuracy |",
-        "|---" * 8 + "|",
+        "| model, ε | records | trained | head sees | method | clipping | rate (head) | batch, epochs | % (seeds) |",
+        "|---" * 9 + "|",
     ]
-    for row in _records(RECIPES):
-        records = f"about {round(67_349 * row['train_limit'], -3):,.0f}" if row.get("train_limit") else "67,349"
-        method = {"dpsgd": "DPSGD", "rgp": f"RGP({row['rank']})", "lsg": f"LSG({row['rank']}, {row['sparsity']:g})"}
-        clip = row["clipping"] if row["clipping"] == "automatic" else f"flat {row['max_grad_norm']:g}"
-        clip += f", head x {row['head_scale']:g}" if row["head_scale"] != 1 else ""
-        rate = f"{row['lr']:g}" + (f" ({row['lr'] * row['head_lr']:g})" if row.get("head_lr", 1) != 1 else "")
-        extras = ["no dropout"] if not row["dropout"] else []
-        extras += [f"averaging {row['averaging']:g}"] if row.get("averaging") else []
-        trained = ", ".join([row["trainable"], *extras])
-        size = f"{row['batch_size']:,}, {row['epochs']}"
-        cells = (records, trained, row["pooling"], method[row["method"]], clip, rate, size, f"{100 * row['score']:.1f}")
-        lines.append(f"| {' | '.join(cells)} |")
+    for cells, scores in seeds.items():
+        lines.append(f"| {' | '.join(cells)} | {mean(scores.values()):.1f} ({len(scores)}) |")
     return "\n".join(lines)
+
+
+def _recipe_order(row: dict) -> tuple:
+    return row["model"], -row["epsilon"], -(row.get("train_limit") or 1), -row["score"]
+
+
+def _recipe_cells(row: dict) -> tuple[str, ...]:
+    """What a run was, as the table says it."""
+    records = f"about {round(67_349 * row['train_limit'], -3):,.0f}" if row.get("train_limit") else "67,349"
+    method = {"dpsgd": "DPSGD", "rgp": f"RGP({row['rank']})", "lsg": f"LSG({row['rank']}, {row['sparsity']:g})"}
+    clip = row["clipping"] if row["clipping"] == "automatic" else f"flat {row['max_grad_norm']:g}"
+    clip += f", head x {row['head_scale']:g}" if row["head_scale"] != 1 else ""
+    rate = f"{row['lr']:g}" + (f" ({row['lr'] * row['head_lr']:g})" if row.get("head_lr", 1) != 1 else "")
+    extras = ["no dropout"] if not row["dropout"] else []
+    extras += [f"averaging {row['averaging']:g}"] if row.get("averaging") else []
+    trained = ", ".join([row["trainable"], *extras])
+    model = f"{row['model'].split('-')[1]}, {row['epsilon']:g}"
+    size = f"{row['batch_size']:,}, {row['epochs']}"
+    return model, records, trained, row["pooling"], method[row["method"]], clip, rate, size
 
 
 def averaged() -> str:
