@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lsg import LSG, ConfigurationError, PerfConfig, PrivacyEngine, PrivacyError
 from lsg.bench.contenders import Setting, private
-from lsg.bench.presets import Preset, workload
+from lsg.bench.presets import Preset, preset, workload
 from lsg.perf import padded_size
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
@@ -108,6 +108,22 @@ def test_a_benchs_model_is_compiled_as_one_graph(
     for _ in range(2):
         with around:
             step()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_a_language_model_is_compiled_as_one_graph(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    point = preset("cpu-llama").scaled(checkpointing=checkpointing)
+    setting = Setting(point, workload(point, torch.device("cpu")), torch.device("cpu"), "bf16")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    step = private(setting, LSG(rank=2, sparsity=0.5), PerfConfig(compile=True))
+    for _ in range(2):
+        step()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
 
