@@ -43,6 +43,14 @@ class Preset:
     def scaled(self, **changes: Any) -> "Preset":
         return replace(self, **changes)
 
+    def precision(self, asked: str) -> str:
+        """To compute in; where none is asked for, that of the weights."""
+        if asked and self.weights != "fp32" and asked != self.weights:
+            raise ConfigurationError(
+                f"precision '{asked}': preset '{self.name}' has weights in {self.weights} and is computed in that"
+            )
+        return asked or self.weights
+
 
 # Llama 3 8B: 64k tokens a step.
 _LLAMA = Preset(
@@ -84,15 +92,6 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise ConfigurationError(f"preset '{name}' is unknown; choose from {', '.join(PRESETS)}")
     return PRESETS[name]
-
-
-def precision_of(preset: Preset, asked: str) -> str:
-    """The precision to compute in; without one asked for, that of the weights."""
-    if asked and preset.weights != "fp32" and asked != preset.weights:
-        raise ConfigurationError(
-            f"precision '{asked}': preset '{preset.name}' has weights in {preset.weights} and is computed in that"
-        )
-    return asked or preset.weights
 
 
 Loss = Callable[[Callable[..., Any], Tensor, Tensor], Tensor]  # model, x, y -> the mean over the samples

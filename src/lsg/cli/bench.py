@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lsg.bench.checking import TOLERANCE, difference
 from lsg.bench.contenders import FAST, Setting, contenders
-from lsg.bench.presets import PRESETS, Preset, precision_of, preset, workload
+from lsg.bench.presets import PRESETS, Preset, preset, workload
 from lsg.bench.timing import Timing, measure
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
@@ -42,7 +42,7 @@ def bench(
     console = Console()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
-    precision = precision_of(chosen, precision)
+    precision = chosen.precision(precision)
     if sweep and sweep not in SWEEPS:
         raise ConfigurationError(f"sweep '{sweep}' is unknown; choose from {', '.join(SWEEPS)}")
     output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
