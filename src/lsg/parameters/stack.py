@@ -51,8 +51,10 @@ class Stack:
             factors = (right.mT, left.mT) if self.layout.transposed else (left, right)
             rows, columns = row_importance(factors[0]), column_importance(factors[1], taps)
         else:
-            rows = matrices.each(lambda chunk, _: row_importance(chunk))
-            columns = matrices.each(lambda chunk, _: column_importance(chunk, taps))
+            scores = matrices.each(  # both in one pass over the weights
+                lambda chunk, _: torch.cat([row_importance(chunk), column_importance(chunk, taps)], dim=-1)
+            )
+            rows, columns = scores.tensor_split([matrices.shape[1]], dim=-1)
         if method.importance == "random":
             rows, columns = (gaussian(tuple(score.shape), score, generator) for score in (rows, columns))
         kept_rows = top_units(rows, sparsity)
