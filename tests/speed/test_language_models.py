@@ -1,4 +1,4 @@
-"""Compiled language models with checkpointed layers: one graph, and the gradients of a plain one."""
+"""Language models with checkpointed layers, compiled or recorded: one graph, and the gradients of a plain one."""
 
 from functools import partial
 
@@ -8,6 +8,7 @@ import torch
 from lsg import LSG, PerfConfig
 from lsg.bench.contenders import Setting, attach, private
 from lsg.bench.presets import preset, workload
+from tests.speed.test_graphs import AgainTape
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
 
@@ -26,6 +27,30 @@ def test_a_language_model_is_compiled_as_one_graph(checkpointing: bool, monkeypa
         step()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_recorded_language_model_with_checkpoints_has_the_gradients_of_a_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A recording runs the backward, and in it checkpointed layers again, while the model's forward is under way."""
+    monkeypatch.setattr("lsg.model.attachment.CudaTape", AgainTape)
+    monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
+    monkeypatch.setattr("lsg.parameters.refresh.Refresh._record", lambda self, sparsity: self._run(sparsity))
+    AgainTape.replays, found = 0, []
+    point = preset("cpu-llama").scaled(micro_batches=4)
+    setting = Setting(point, workload(point, torch.device("cpu")), torch.device("cpu"), "bf16")
+    for recorded in (True, False):
+        model, noise = setting.workload.make_model(), torch.Generator().manual_seed(0)
+        perf = PerfConfig(cuda_graphs=recorded)
+        engine, optimizer = attach(setting, model, LSG(rank=2, sparsity=0.5), perf, noise)
+        epoch = optimizer.clock.enter_epoch()
+        for x, y in setting.workload.batches:
+            optimizer.clock.begin_micro_batch(epoch, size=len(x), last=False)
+            setting.workload.loss(model, x, y).backward()
+            parts = [p for g in engine.per_sample_gradients().values() for p in (g if isinstance(g, tuple) else [g])]
+            optimizer.step()
+        found.append(torch.cat([part.flatten() for part in parts]))
+    assert AgainTape.replays > 2 and torch.equal(*found)
 
 
 def test_a_compiled_language_model_with_checkpoints_has_the_gradients_of_a_plain_one(
