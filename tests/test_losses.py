@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lsg import DPSGD, ConfigurationError
+from lsg import DPSGD, ConfigurationError, losses
 from lsg.losses import per_sequence, per_token
+from tests.support.live_bytes import LiveBytes
 from tests.support.reference import attach, batch_of_one_gradients
 
 B, T, V = 5, 7, 11
@@ -34,6 +35,41 @@ def test_each_sequence_is_what_torch_computes_for_it_alone(shift: bool, smoothin
         torch.testing.assert_close(losses[i], alone if (y != -100).any() else torch.zeros_like(alone))
     mean = per_sequence(logits, labels, shift=shift, label_smoothing=smoothing)
     torch.testing.assert_close(mean, losses.sum() / B)  # one without tokens still counts in the divisor
+
+
+@pytest.mark.parametrize("at_once", [1, 5 * V * 8])  # a token at a time; five, and what is left
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_large_vocabulary_in_parts_is_the_same_to_the_bit(
+    dtype: torch.dtype, smoothing: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = texts()
+    found = []
+    for size in (losses._AT_ONCE_BYTES, at_once):
+        monkeypatch.setattr(losses, "_AT_ONCE_BYTES", size)
+        z = logits.detach().to(dtype).requires_grad_()
+        value = per_sequence(z, labels, shift=True, label_smoothing=smoothing)
+        found.append((value, torch.autograd.grad(value, z)[0]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_large_vocabulary_has_second_derivatives_and_goes_through_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_AT_ONCE_BYTES", 1)
+    logits, labels = texts()
+    assert torch.autograd.gradgradcheck(lambda z: per_sequence(z, labels[:2]), logits[:2])
+    one = torch.vmap(lambda z, y: per_sequence(z[None], y[None]))(logits, labels)
+    torch.testing.assert_close(one, per_sequence(logits, labels, reduction="none"))
+
+
+def test_memory_of_a_large_vocabulary_is_the_gradient_and_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, vocabulary = 64, 1000
+    monkeypatch.setattr(losses, "_AT_ONCE_BYTES", 4 * vocabulary * 2)
+    logits = torch.randn(4, tokens // 4, vocabulary).bfloat16().requires_grad_()
+    labels = torch.randint(0, vocabulary, (4, tokens // 4))
+    with LiveBytes() as live:
+        per_sequence(logits, labels).backward()
+    gradient, a_part = 2 * tokens * vocabulary, 2 * 4 * vocabulary
+    assert gradient <= live.peak <= gradient + 5 * a_part + 40 * tokens
 
 
 def test_reductions() -> None:

@@ -4,7 +4,7 @@ Private training clips each record's own gradient, so nothing that belongs to on
 over all tokens of a batch does: its divisor counts everybody's tokens.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from lsg.errors import ConfigurationError
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label of tokens that do not count, as in PyTorch and transformers
+_AT_ONCE_BYTES = 256 * 2**20  # of log-probabilities; where a vocabulary makes more, they exist some tokens at a time
 
 
 def per_sequence(
@@ -68,15 +69,58 @@ def _token_losses(
     if shift:  # the labels, as the logits are far larger
         labels = F.pad(labels[..., 1:], (0, 1), value=ignore_index)
     counts = labels != ignore_index
-    # In float32 or better, in one pass over the logits and without a copy of them in between.
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_probabilities = F.log_softmax(logits, -1, dtype=wide)
-    chosen = labels.where(counts, 0).unsqueeze(-1)
-    token = -log_probabilities.gather(-1, chosen).squeeze(-1)
-    if label_smoothing:
-        token = (1 - label_smoothing) * token - label_smoothing * log_probabilities.mean(-1)
+    token = _cross_entropy(logits, labels.where(counts, 0), label_smoothing)
     token = token.masked_fill(~counts, 0.0)
     return token.reshape(len(token), -1), counts.reshape(len(token), -1)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """(..., V) and (...) -> (...), in float32 or better."""
+    size = logits.numel() * torch.promote_types(logits.dtype, torch.float32).itemsize
+    if size <= _AT_ONCE_BYTES or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return _cross_entropy_at_once(logits, labels, smoothing)
+    flat: Tensor = _InParts.apply(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), smoothing)
+    return flat.view_as(labels)
+
+
+def _cross_entropy_at_once(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """In one pass over the logits and without a copy of them in between."""
+    log_probabilities = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    token = -log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return (1 - smoothing) * token - smoothing * log_probabilities.mean(-1) if smoothing else token
+
+
+class _InParts(torch.autograd.Function):
+    """The same for logits (tokens, V), to the bit. Log-probabilities are not kept for the backward but made again: of
+    128,000 words in bfloat16 they and their gradient take four times the memory of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        ctx.save_for_backward(logits, labels)
+        ctx.smoothing = smoothing
+        size = _tokens_at_once(logits)
+        parts = zip(logits.split(size), labels.split(size), strict=True)
+        return torch.cat([_cross_entropy_at_once(own, own_labels, smoothing) for own, own_labels in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (given,) = gradients
+        logits, labels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives are asked for
+            losses = _cross_entropy_at_once(logits, labels, ctx.smoothing)
+            return torch.autograd.grad(losses, logits, given, create_graph=True)[0], None, None
+        found = torch.empty_like(logits)
+        parts = (t.split(_tokens_at_once(logits)) for t in (found, logits, labels, given))
+        for place, own, own_labels, own_given in zip(*parts, strict=True):
+            with torch.enable_grad():
+                leaf = own.detach().requires_grad_()
+                losses = _cross_entropy_at_once(leaf, own_labels, ctx.smoothing)
+            place.copy_(torch.autograd.grad(losses, leaf, own_given)[0])
+        return found, None, None
+
+
+def _tokens_at_once(logits: Tensor) -> int:
+    return max(1, _AT_ONCE_BYTES // (logits.shape[-1] * torch.promote_types(logits.dtype, torch.float32).itemsize))
 
 
 def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:

@@ -7,10 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.pytorch_utils import Conv1D
 
 from lsg import DPSGD, LSG, RGP, PrivacyError, SparseDPSGD
-from lsg.layers import conv
+from lsg.layers import conv, fallback, rms_norm
+from lsg.layers.registry import rule_for
 from lsg.parameters.slot import Layout, Slot, refresh_casts
 from lsg.subspace import Subspace
 from tests.support.reference import assert_per_sample_gradients, attach, batch_of_one_gradients
@@ -226,6 +230,9 @@ CASES = {
     "instance_norm_1d": (lambda: nn.InstanceNorm1d(12, affine=True), normal(B, 12, 4)),
     "rms_norm": (lambda: nn.RMSNorm(12), normal(B, 4, 12)),
     "rms_norm_custom": (lambda: RmsNorm(12), normal(B, 4, 12)),
+    "rms_norm_transformers": (lambda: LlamaRMSNorm(12), normal(B, 4, 12)),
+    "rms_norm_transformers_of_heads": (lambda: Qwen3RMSNorm(12), normal(B, 3, 4, 12)),
+    "rms_norm_transformers_of_vectors": (lambda: LlamaRMSNorm(12), normal(B, 12)),
     "prelu": (lambda: nn.PReLU(4), normal(B, 4, 12)),
     "bilinear_free": (Scaled, normal(B, 6)),
     "prefixed": (Prefixed, normal(B, 3, 6)),
@@ -257,6 +264,23 @@ def test_rule_equals_batch_of_one(case: str, method: object) -> None:
         return ((y * weights).flatten(1).sum(1) ** 2).mean()
 
     assert_per_sample_gradients(model, method, batch, B, loss)  # type: ignore[arg-type]
+
+
+class ScaledToOne(LlamaRMSNorm):
+    """Its scale is normalised: a scale for each sample, side by side, would mix them."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return F.rms_norm(hidden_states, hidden_states.shape[-1:]) * (self.weight / self.weight.norm())
+
+
+class Renamed(LlamaRMSNorm):
+    """A name alone changes nothing."""
+
+
+def test_an_rms_norm_is_known_by_its_code() -> None:
+    known, others = (LlamaRMSNorm, Qwen3RMSNorm, Renamed), (GemmaRMSNorm, ScaledToOne, RmsNorm)
+    assert all(rule_for(kind(12)) is rms_norm.RMS_NORM for kind in known)
+    assert all(rule_for(kind(12)) is fallback.FALLBACK for kind in others)
 
 
 def test_padding_is_no_part_of_a_bag() -> None:

@@ -1,6 +1,7 @@
 """What is timed: a name in, a model with its loss and one logical batch out. Weights and data are random."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,15 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError
+from lsg.losses import per_sequence
 from lsg.models import wrn28
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A workload. `micro_batches` of `micro_batch` samples make a logical step."""
+    """A workload. `micro_batches` of `micro_batch` samples make a logical step.
+
+    weights: the precision that they are kept in; those in "bf16" are computed with as they are, without autocast.
+    tied: the embedding table is the head, too. checkpointing: activations of layers are computed again in the backward.
+    """
 
     name: str
-    kind: str  # encoder, decoder or wrn
+    kind: str  # encoder, decoder, causal or wrn
     width: int
     layers: int
     tokens: int
@@ -28,10 +34,41 @@ class Preset:
     sparsity: float = 0.5
     feed_forward: int | None = None
     heads: int | None = None
+    kv_heads: int | None = None
+    vocabulary: int = 1000
+    weights: str = "fp32"
+    tied: bool = False
+    checkpointing: bool = False
 
     def scaled(self, **changes: Any) -> "Preset":
         return replace(self, **changes)
 
+    def precision(self, asked: str) -> str:
+        """To compute in; where none is asked for, that of the weights."""
+        if asked and self.weights != "fp32" and asked != self.weights:
+            raise ConfigurationError(
+                f"precision '{asked}': preset '{self.name}' has weights in {self.weights} and is computed in that"
+            )
+        return asked or self.weights
+
+
+# Llama 3 8B: 64k tokens a step.
+_LLAMA = Preset(
+    "llama-8b",
+    "causal",
+    width=4096,
+    layers=32,
+    tokens=512,
+    micro_batch=16,
+    micro_batches=8,
+    feed_forward=14336,
+    heads=32,
+    kv_heads=8,
+    vocabulary=128256,
+    weights="bf16",
+    checkpointing=True,
+)
+_TINY_LLAMA = {"width": 128, "layers": 2, "feed_forward": 352, "heads": 4, "kv_heads": 2, "vocabulary": 512}
 
 PRESETS = {
     preset.name: preset
@@ -42,8 +79,11 @@ PRESETS = {
         Preset(
             "wrn28-4", "wrn", width=4, layers=28, tokens=32, micro_batch=500, micro_batches=2, rank=16, sparsity=0.3
         ),
+        _LLAMA,
+        _LLAMA.scaled(name="llama-1b", width=2048, layers=16, feed_forward=8192, tied=True),  # Llama 3.2 1B
         Preset("cpu-encoder", "encoder", width=384, layers=4, tokens=64, micro_batch=16, micro_batches=4),
         Preset("cpu-wrn", "wrn", width=1, layers=28, tokens=16, micro_batch=16, micro_batches=2, rank=4, sparsity=0.3),
+        _LLAMA.scaled(name="cpu-llama", tokens=32, micro_batch=4, micro_batches=2, **_TINY_LLAMA),
     )
 }
 
@@ -54,22 +94,32 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
+Loss = Callable[[Callable[..., Any], Tensor, Tensor], Tensor]  # model, x, y -> the mean over the samples
+
+
+def class_loss(model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+    """Of one label a sample."""
+    out = model(x)
+    logits = out if isinstance(out, Tensor) else out.logits
+    return F.cross_entropy(logits.float(), y)
+
+
+def causal_loss(model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+    """Of the next token: each sequence is a record, and its loss the mean over its tokens."""
+    return per_sequence(model(x).logits, y, shift=True)
+
+
 @dataclass(frozen=True)
 class Workload:
     """make_model: a fresh model with the same weights each time. batches: the micro-batches of a logical step."""
 
     make_model: Callable[[], nn.Module]
     batches: list[tuple[Tensor, Tensor]]
+    loss: Loss = class_loss
 
     @property
     def samples(self) -> int:
         return sum(len(x) for x, _ in self.batches)
-
-    @staticmethod
-    def loss(model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
-        out = model(x)
-        logits = out if isinstance(out, Tensor) else out.logits
-        return F.cross_entropy(logits.float(), y)
 
 
 def workload(preset: Preset, device: torch.device) -> Workload:
@@ -79,7 +129,8 @@ def workload(preset: Preset, device: torch.device) -> Workload:
 
     def model() -> nn.Module:
         torch.manual_seed(0)
-        made = make()
+        with _made_in_place(preset, device):
+            made = make()
         for module in made.modules():
             if isinstance(module, nn.Embedding):
                 module.requires_grad_(False)
@@ -91,11 +142,38 @@ def workload(preset: Preset, device: torch.device) -> Workload:
             x = torch.randn(preset.micro_batch, 3, preset.tokens, preset.tokens, generator=generator)
             x = x.contiguous(memory_format=torch.channels_last)
         else:
-            x = torch.randint(5, 1000, (preset.micro_batch, preset.tokens), generator=generator)
+            x = torch.randint(5, preset.vocabulary, (preset.micro_batch, preset.tokens), generator=generator)
+        if preset.kind == "causal":
+            return x.to(device), x.to(device)
         y = torch.randint(0, classes, (preset.micro_batch,), generator=generator)
         return x.to(device), y.to(device)
 
-    return Workload(model, [batch() for _ in range(preset.micro_batches)])
+    loss = causal_loss if preset.kind == "causal" else class_loss
+    in_own_precision = loss if preset.weights == "fp32" else _without_autocast(loss)
+    return Workload(model, [batch() for _ in range(preset.micro_batches)], in_own_precision)
+
+
+@contextmanager
+def _made_in_place(preset: Preset, device: torch.device) -> Iterator[None]:
+    """Weights that are kept in half precision are made so, on the device: at first they would not fit otherwise."""
+    if preset.weights == "fp32":
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _without_autocast(loss: Loss) -> Loss:
+    def computed(model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return loss(model, x, y)
+
+    return computed
 
 
 def _need_transformers(preset: Preset) -> None:
@@ -114,7 +192,7 @@ def _encoder(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
         num_hidden_layers=preset.layers,
         num_attention_heads=preset.heads or preset.width // 64,
         intermediate_size=preset.feed_forward or 4 * preset.width,
-        vocab_size=1000,
+        vocab_size=preset.vocabulary,
         max_position_embeddings=preset.tokens + 8,
     )
     return lambda: RobertaForSequenceClassification(config), 2
@@ -129,12 +207,41 @@ def _decoder(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
         num_hidden_layers=preset.layers,
         num_attention_heads=preset.heads or preset.width // 128,
         intermediate_size=preset.feed_forward or 11008,
-        vocab_size=1000,
+        vocab_size=preset.vocabulary,
         max_position_embeddings=preset.tokens,
         pad_token_id=0,
         use_cache=False,
     )
     return lambda: LlamaForSequenceClassification(config), 2
+
+
+def _causal(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
+    _need_transformers(preset)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=preset.width,
+        num_hidden_layers=preset.layers,
+        num_attention_heads=preset.heads or preset.width // 128,
+        num_key_value_heads=preset.kv_heads,
+        intermediate_size=preset.feed_forward or 4 * preset.width,
+        vocab_size=preset.vocabulary,
+        max_position_embeddings=preset.tokens,
+        tie_word_embeddings=preset.tied,
+        use_cache=False,
+    )
+
+    def make() -> nn.Module:
+        model = LlamaForCausalLM(config)
+        if preset.checkpointing:
+            # Nothing is drawn in a layer. To put random states back would read them from the device, which ends a
+            # recording.
+            settings = {"use_reentrant": False, "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+            model.disable_input_require_grads()  # what transformers turns on for the other kind of checkpointing
+        return model
+
+    return make, preset.vocabulary
 
 
 def _wrn(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
@@ -144,5 +251,6 @@ def _wrn(preset: Preset) -> tuple[Callable[[], nn.Module], int]:
 _MAKERS: dict[str, Callable[[Preset], tuple[Callable[[], nn.Module], int]]] = {
     "encoder": _encoder,
     "decoder": _decoder,
+    "causal": _causal,
     "wrn": _wrn,
 }

@@ -31,7 +31,7 @@ SWEEPS = {
 
 def bench(
     name: Annotated[str, typer.Option("--preset", help="One of " + ", ".join(PRESETS))] = "cpu-encoder",
-    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16 (autocast)")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16 (autocast); default: the weights'")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda; default: cuda where there is one")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each contender")] = 10,
     only: Annotated[str, typer.Option(help="Comma-separated contenders; default: all")] = "",
@@ -42,6 +42,7 @@ def bench(
     console = Console()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
+    precision = chosen.precision(precision)
     if sweep and sweep not in SWEEPS:
         raise ConfigurationError(f"sweep '{sweep}' is unknown; choose from {', '.join(SWEEPS)}")
     output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none

@@ -1,7 +1,7 @@
 """LayerNorm with affine parameters; per-sample gradients of scale and shift.
 
 y = normalised(x) * scale + shift, so a sample's gradients are sums of g * normalised(x) and of g over the positions
-that share a parameter. RMS norms go through the vmap fallback, which does just that for them.
+that share a parameter. PyTorch's RMS norm goes through the vmap fallback, which does just that for it.
 """
 
 import math

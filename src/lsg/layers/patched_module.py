@@ -177,8 +177,8 @@ class PatchedModule:
 
     def places(self, leaves: list[Any]) -> SamplePlaces:
         """Where the samples are in a call's inputs and outputs."""
-        batch = self.batch
-        if not batch.in_forward and not _in_backward():  # in a backward a checkpoint runs layers again
+        batch, again = self.batch, _in_backward()  # where a checkpoint runs layers again, in an order of its own
+        if not batch.in_forward and not again:
             raise PrivacyError(
                 f"layer '{self.name}' ran outside of the model's forward, where lsg cannot see what is done with its "
                 "samples: call the model that make_private was given, and do what you do with its parts in its forward"
@@ -190,8 +190,8 @@ class PatchedModule:
                     "its samples cannot be told apart: give it as an argument, or make it a part of that module"
                 )
             return ONE_SAMPLE
-        found = self._known.find(leaves, self.size, self.next_call() if batch.in_forward else None)
-        if found is None and not batch.in_forward:
+        found = self._known.find(leaves, self.size, None if again else self.next_call())
+        if found is None and again:
             raise PrivacyError(
                 f"layer '{self.name}' runs again in a backward (activation checkpointing) in a way that lsg cannot "
                 "follow: in a module that runs sample by sample, or called several times with samples in different "

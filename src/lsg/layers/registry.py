@@ -20,6 +20,7 @@ from lsg.layers import (
     layer_norm,
     linear,
     made_once,
+    rms_norm,
     standardised_conv,
     subclasses,
 )
@@ -44,6 +45,7 @@ _BY_FORWARD: dict[Any, Rule] = {
 # For what has no forward in the table, the first that fits.
 _BY_LOOK: tuple[tuple[Callable[[nn.Module], bool], Rule], ...] = (
     (linear.is_conv1d, linear.CONV1D),
+    (rms_norm.is_rms_norm, rms_norm.RMS_NORM),
     (made_once.has_prompts, made_once.PROMPTS),
     (lambda module: made_once.makes_relative_bias(module, "compute_bias"), made_once.T5_BIAS),
     (lambda module: made_once.makes_relative_bias(module, "compute_position_bias"), made_once.MPNET_BIAS),

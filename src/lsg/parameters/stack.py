@@ -1,12 +1,13 @@
-"""Stacks: same-shaped projected weights, decomposed, masked and lifted together in batched kernels."""
+"""Stacks: same-shaped projected weights, decomposed, masked and lifted in batched kernels, a chunk at a time."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from lsg.methods import Method
+from lsg.parameters.matrices import Matrices, per_chunk
 from lsg.parameters.slot import Slot
 from lsg.subspace.decompose import decompose, gaussian
 from lsg.subspace.importance import column_importance, row_importance, spread_taps, top_indices, top_units
@@ -28,7 +29,7 @@ class Stack:
     def refresh(self, method: Method, sparsity: float, generator: torch.Generator) -> None:
         """Subspaces and masks of this step, from the weights alone."""
         assert method.rank is not None
-        matrices = torch.stack([slot.value.flatten(1) for slot in self.slots]).to(self.slots[0].dtype)
+        matrices = Matrices([slot.value.flatten(1) for slot in self.slots], self.slots[0].dtype)
         left, right = decompose(matrices.mT if self.layout.transposed else matrices, method.rank, generator)
         self._factors = left, right
         if method.importance == "direct":
@@ -41,16 +42,20 @@ class Stack:
             slot.subspace = Subspace(slot_left, slot_right, on_left, on_right, self.layout.transposed)
 
     def _important(
-        self, method: Method, sparsity: float, matrices: Tensor, generator: torch.Generator
+        self, method: Method, sparsity: float, matrices: Matrices, generator: torch.Generator
     ) -> tuple[Units, Units]:
         """The units that are kept, on L's rows and on R's columns."""
         left, right = self._factors
         taps = self.layout.taps
-        rows, columns = row_importance(matrices), column_importance(matrices, taps)
         if method.importance == "factor":
             factors = (right.mT, left.mT) if self.layout.transposed else (left, right)
             rows, columns = row_importance(factors[0]), column_importance(factors[1], taps)
-        elif method.importance == "random":
+        else:
+            scores = matrices.each(  # both in one pass over the weights
+                lambda chunk, _: torch.cat([row_importance(chunk), column_importance(chunk, taps)], dim=-1)
+            )
+            rows, columns = scores.tensor_split([matrices.shape[1]], dim=-1)
+        if method.importance == "random":
             rows, columns = (gaussian(tuple(score.shape), score, generator) for score in (rows, columns))
         kept_rows = top_units(rows, sparsity)
         kept_columns = spread_taps(top_units(columns, sparsity), taps)
@@ -67,19 +72,25 @@ class Stack:
     def dimensions(self) -> int:
         return sum(slot.dimensions for slot in self.slots)
 
-    def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
-        """This stack's share of a noisy sum -> each slot with the gradient of its weight."""
-        left, right = self._factors
-        vectors = vector.view(len(self.slots), -1).to(left.dtype)
+    def lift(self, vector: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+        """This stack's share of a noisy sum -> each slot with the gradient of its weight, made a chunk at a time."""
+        dtype = self._factors[0].dtype
+        vectors = vector.view(len(self.slots), -1).to(dtype)
+        size = per_chunk(self.slots[0].value.shape, dtype)
+        for start in range(0, len(self.slots), size):
+            yield from self._lift(vectors, slice(start, start + size))
+
+    def _lift(self, vectors: Tensor, chunk: slice) -> Iterator[tuple[Slot, Tensor]]:
+        left, right = (factor[chunk] for factor in self._factors)
         (_, r, rows), (_, _, columns) = self.slots[0].shapes(1)
-        on_rows, on_columns = vectors.split([r * rows, r * columns], dim=1)
+        on_rows, on_columns = vectors[chunk].split([r * rows, r * columns], dim=1)
         parts = on_rows.unflatten(1, (r, rows)), on_columns.unflatten(1, (r, columns))
         on_left, on_right = reversed(parts) if self.layout.transposed else parts
-        left_kept, right_kept = (None if units is None else units[0].unsqueeze(1) for units in self._kept)
+        left_kept, right_kept = (None if units is None else units[0][chunk].unsqueeze(1) for units in self._kept)
         d_left = spread(on_left, left_kept, left.shape[1]).mT
         d_right = spread(on_right, right_kept, right.shape[2])
         lifted = lift(left, right, d_left, d_right, transposed=self.layout.transposed)
-        for slot, gradient in zip(self.slots, lifted.unbind(), strict=True):
+        for slot, gradient in zip(self.slots[chunk], lifted.unbind(), strict=True):
             whole = gradient.view(slot.value.shape)
             yield slot, _largest_weights_alone(whole, slot, self._lifted_sparsity) if self._lifted_sparsity else whole
 

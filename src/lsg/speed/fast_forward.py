@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -115,10 +116,16 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(_of_its_own(forward))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with without_needless_masks():
+        with without_needless_masks(), torch._dynamo.config.patch(_IN_CHECKPOINTS):
             return compiled(*args, **kwargs)
 
     return run
+
+
+# Rules count their calls, also in layers that are checkpointed. What runs again in the backward is the graph alone: it
+# counts nothing, and need not.
+_COUNTING = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+_IN_CHECKPOINTS = {_COUNTING: True} if hasattr(torch._dynamo.config, _COUNTING) else {}
 
 
 def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -160,22 +161,61 @@ class PrivateGradients:
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:
+        for parameter, gradient in self._lifted(self._noisy_mean(noise_multiplier)):
+            parameter.grad = gradient
+        self._end_logical_step()
+
+    @torch.no_grad()
+    def release_in_parts(self, noise_multiplier: float, part_bytes: int) -> Iterator[None]:
+        """The same, a part of the parameters at a time: at each turn the next ones have their `.grad`, of `part_bytes`
+        or little more in all, and those of the turn before have none any more."""
+        part: list[nn.Parameter] = []
+        size = 0
+        for parameter, gradient in self._lifted(self._noisy_mean(noise_multiplier)):
+            parameter.grad = gradient
+            part.append(parameter)
+            size += gradient.nbytes
+            del gradient
+            if size >= part_bytes:
+                yield
+                _drop(part)
+                part, size = [], 0
+        if part:
+            yield
+            _drop(part)
+        self._end_logical_step()
+
+    def _noisy_mean(self, noise_multiplier: float) -> Tensor:
+        """The logical batch as one vector, of the numbers that samples' gradients have: clipped, noisy, divided."""
         self.recorder.ready()
         clipped = self.sum if self.sum is not None else self._empty_sum()
         noisy = add_noise(clipped, noise_multiplier, self.noise)
         # Rule 4: the expected batch size, never the actual one.
         divisor = self.expected_batch_size if self.loss_reduction == "mean" else 1
-        mean = noisy.vector / divisor
         self.signals = measure(clipped, noisy, divisor=divisor, mode=self.clipper.mode)
+        return noisy.vector / divisor
+
+    def _lifted(self, mean: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each trained parameter with its gradient, made when it is asked for; a fused one when all its parts are."""
+        parts_left = Counter(slot.parameter for slot in self.recorder.slots.values())
+        fused: dict[nn.Parameter, Tensor] = {}
         for slot, gradient in self.recorder.lift(mean):
             parameter = slot.parameter
-            if slot.narrow is None:
-                # In the parameter's own memory layout (channels last, say), which fused optimizers insist on.
-                same = gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride()
-                parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
-            else:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad.narrow(*slot.narrow).copy_(gradient)
+            if slot.narrow is not None:
+                whole = fused[parameter] if parameter in fused else torch.zeros_like(parameter)
+                whole.narrow(*slot.narrow).copy_(gradient)
+                fused[parameter] = whole
+                parts_left[parameter] -= 1
+                if parts_left[parameter]:
+                    continue
+                gradient = fused.pop(parameter)
+            # In the parameter's own memory layout (channels last, say), which fused optimizers insist on.
+            elif gradient.dtype != parameter.dtype or gradient.stride() != parameter.stride():
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            yield parameter, gradient
+            del gradient  # nothing of it is kept while the next one is made
+
+    def _end_logical_step(self) -> None:
         self.sum = None
         self.recorder.end_logical_step()
 
@@ -184,6 +224,11 @@ class PrivateGradients:
         total = sum(slot.dimensions for slot in slots)
         like = slots[0]
         return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.parameter.device), self.clipper.bound)
+
+
+def _drop(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
 
 
 class NonPrivateGradients:
@@ -210,8 +255,7 @@ class NonPrivateGradients:
         return any(p.grad is not None for p in self.parameters)
 
     def drop_pending(self) -> None:
-        for p in self.parameters:
-            p.grad = None
+        _drop(self.parameters)
 
     def renew(self) -> None:
         self.drop_pending()

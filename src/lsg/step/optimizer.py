@@ -15,6 +15,7 @@ from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
 from lsg.step.gradients import GradientSource, PrivateGradients
+from lsg.step.parts import PART_BYTES, steps_in_parts
 from lsg.step.signals import StepSignals
 
 
@@ -150,7 +151,10 @@ class PrivateOptimizer(Optimizer):
         self.original_optimizer.zero_grad(set_to_none=True)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Clip and sum this micro-batch; at the end of a logical batch also account, add noise and update."""
+        """Clip and sum this micro-batch; at the end of a logical batch also account, add noise and update.
+
+        The noisy gradients of a real step stay in the parameters' `.grad`; where they would take more than 1 GiB, they
+        exist in parts and are gone after it (a step hook on the optimizer keeps them)."""
         if closure is not None:
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
         self._check_step()
@@ -219,9 +223,17 @@ class PrivateOptimizer(Optimizer):
             self._in_place.check()
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
         self._step_accounting.count(self._next_release())
-        self.gradients.release(self.noise_multiplier)
-        self.original_optimizer.step()
+        self._update()
         self.gradients.drop_pending()
+
+    def _update(self) -> None:
+        """Noise, lift and the wrapped optimizer's step: large models' gradients never exist together (`parts.py`)."""
+        if isinstance(self.gradients, PrivateGradients) and steps_in_parts(self.original_optimizer, self._trained):
+            for _ in self.gradients.release_in_parts(self.noise_multiplier, PART_BYTES):
+                self.original_optimizer.step()
+        else:
+            self.gradients.release(self.noise_multiplier)
+            self.original_optimizer.step()
 
     def _next_release(self) -> Release:
         private = self.gradients if isinstance(self.gradients, PrivateGradients) else None

@@ -1,17 +1,37 @@
 """One-step power method (paper, Alg. 2): weights in, orthonormal factors out, for a stack of same-shaped weights."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 _JITTER = 1e-6  # of a matrix's size: what a float32 product has lost to rounding anyway, far above float64's rounding
 
 
-def gaussian(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+class Stack(Protocol):
+    """(k, m, n) matrices that can be multiplied with (k, n, r): a tensor, or what reads like one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def mT(self) -> "Stack": ...  # noqa: N802 -- a tensor's own word
+
+    def __matmul__(self, right: Tensor, /) -> Tensor: ...
+
+
+def gaussian(shape: tuple[int, ...], like: Stack, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of `like`'s dtype and device, drawn where the generator lives."""
     return torch.randn(shape, generator=generator, device=generator.device, dtype=like.dtype).to(like.device)
 
 
-def decompose(weights: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def decompose(weights: Stack, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """weights (k, m, n) -> L (k, m, r) with orthonormal columns and R (k, r, n) with orthonormal rows.
 
     The start is a fresh Gaussian each time.
