@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lsg.errors import ConfigurationError
 
 _MOST_KINDS = 256  # of steps, by noise and rate, before similar ones are counted as one kind
-_ROUNDING = 1.002  # by at most so much
+_ROUNDING = 1.005  # by at most so much
 
 
 class Phase(NamedTuple):
