@@ -14,7 +14,7 @@ from lsg.accounting import epsilon as accounting
 from lsg.accounting.compositions import Compositions
 from lsg.accounting.epsilon import ACCOUNTANTS, composed_epsilon
 from lsg.accounting.libraries import quiet
-from lsg.accounting.phases import Phase, composed, fewer_kinds
+from lsg.accounting.phases import Phase, composed, costliest_steps, fewer_kinds
 from lsg.accounting.rdp import ORDERS, step_divergences
 from tests.accounting.test_epsilon import exact_gaussian_epsilon
 
@@ -169,6 +169,13 @@ def test_rounded_kinds_have_less_noise_and_higher_rates(monkeypatch) -> None:
             assert rounded.steps == 3
 
 
+def test_the_costliest_steps_cost_as_much_as_any() -> None:
+    kinds = [Phase(2.0, 0.1, 9), Phase(1.0, 0.05, 4), Phase(1.0, 0.01, 4), Phase(3.0, 0.1, 1), Phase(4.0, 0.3, 1)]
+    assert costliest_steps(kinds) == [(1.0, 0.05, 1), (2.0, 0.1, 1), (4.0, 0.3, 1)]
+    of_any = max(epsilon("rdp", [phase._replace(steps=1)]) for phase in kinds)
+    assert max(epsilon("rdp", [step]) for step in costliest_steps(kinds)) == of_any
+
+
 def test_rounded_kinds_cost_no_less_and_little_more(monkeypatch) -> None:
     history = composed([(float(noise), 0.01, 1) for noise in np.linspace(2.0, 1.5, 300)])
     rounded = epsilon("prv", history)
@@ -194,7 +201,9 @@ def test_a_longer_history_begins_with_the_longest_that_it_contains() -> None:
     assert compositions.of((a, b, c), "grid") == 11 and added[2:] == [c]
     assert compositions.of((a, b._replace(steps=7), c), "grid") == 13 and added[3:] == [b._replace(steps=2)]
     assert compositions.of((a, b), "grid") == 10 and len(added) == 4  # a shorter one is still there
+    assert compositions.of((a, b), "grid") == 10 and len(added) == 4 and len(compositions._kept) == 3
     assert compositions.of((a, b), "other") == 10 and added[4:] == [a, b]  # another grid begins anew
+    assert compositions.of((a, b), "grid") == 10 and len(added) == 6
     assert compositions.of((a, b._replace(steps=4)), "grid") == 9 and len(added) == 8  # so does what contains none
 
 

@@ -33,11 +33,18 @@ class Compositions(Generic[Grid, Composed]):
         wanted = Counter({(noise, rate): steps for noise, rate, steps in phases})
         contained = [kept for kept in self._kept if kept.grid == grid and kept.steps <= wanted]
         nearest = max(contained, key=lambda kept: kept.steps.total(), default=None)
+        if nearest is not None and nearest.steps == wanted:
+            recent = [nearest]
+        else:
+            recent = [*([nearest] if nearest else []), self._extended(nearest, wanted, grid)]
+        self._kept = [*(kept for kept in self._kept if kept is not nearest), *recent][-_MOST_KEPT:]
+        return recent[-1].composed
+
+    def _extended(
+        self, nearest: _Kept[Grid, Composed] | None, wanted: Counter[tuple[float, float]], grid: Grid
+    ) -> _Kept[Grid, Composed]:
         composed = nearest.composed if nearest else None
         for (noise, rate), steps in (wanted - nearest.steps if nearest else wanted).items():
             composed = self._extend(composed, Phase(noise, rate, steps), grid)
         assert composed is not None
-        used = [kept for kept in (nearest, _Kept(grid, wanted, composed)) if kept is not None]
-        self._kept = [kept for kept in self._kept if kept is not nearest and kept.steps != wanted] + used
-        del self._kept[:-_MOST_KEPT]
-        return composed
+        return _Kept(grid, wanted, composed)

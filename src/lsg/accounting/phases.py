@@ -30,12 +30,17 @@ def composed(history: Sequence[tuple[float, float, int]]) -> tuple[Phase, ...]:
     return tuple(Phase(noise, rate, steps) for (noise, rate), steps in sorted(totals.items()) if steps)
 
 
-def dominating_step(phases: Sequence[Phase]) -> Phase:
-    """One step that costs no less than any of the phases' steps: the least noise at the highest rate.
+def costliest_steps(phases: Iterable[Phase]) -> list[Phase]:
+    """One step of each kind, without kinds that cost no more than another: more noise at no higher rate.
 
-    Noise can be added to a result, and records left out of a sample, without looking at the data.
+    They cost no more, as noise can be added to a result, and records left out of a sample, without looking at the data.
     """
-    return Phase(min(phase.noise_multiplier for phase in phases), max(phase.sample_rate for phase in phases), 1)
+    steps, highest = [], 0.0
+    for noise, rate, _ in sorted(phases, key=lambda phase: (phase.noise_multiplier, -phase.sample_rate)):
+        if rate > highest:
+            steps.append(Phase(noise, rate, 1))
+            highest = rate
+    return steps
 
 
 def fewer_kinds(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lsg.accounting.compositions import Compositions
 from lsg.accounting.libraries import quiet
-from lsg.accounting.phases import Phase, dominating_step
+from lsg.accounting.phases import Phase
 
 _LARGEST_GRID = 2**18  # points of one step's distribution: a slower Python loop than PRV's grid, about a second of work
 _FINEST_INTERVAL = 1e-5  # below it the library's differences of δ lose their digits
@@ -20,7 +20,7 @@ def pld_epsilon(phases: tuple[Phase, ...], delta: float, round_off: float, loose
     with quiet():
         # The library's 1e-4, finer where many steps share a small ε, coarser where large losses would take minutes.
         total = sum(phase.steps for phase in phases)
-        least = dominating_step(phases).noise_multiplier
+        least = min(phase.noise_multiplier for phase in phases)
         widest = 10 / least + 0.5 / least**2
         fine = min(1e-4, loose / (10 * math.sqrt(total)))
         interval = max(fine, _FINEST_INTERVAL, 1e-5 * loose, widest / _LARGEST_GRID)

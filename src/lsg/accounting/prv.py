@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lsg.accounting.compositions import Compositions
 from lsg.accounting.libraries import quiet
-from lsg.accounting.phases import Phase, dominating_step
+from lsg.accounting.phases import Phase, costliest_steps
 from lsg.accounting.rdp import rdp_epsilon
 
 # Points of the grid, about a second of work. A run that would need more pays with a somewhat larger ε instead of more
@@ -57,7 +57,7 @@ def prv_epsilon(phases: tuple[Phase, ...], delta: float, round_off: float, loose
 
         total, delta_error = sum(phase.steps for phase in phases), delta / 1000
         # Remark 5.6 of Gopi et al.: losses beyond ±reach have too little mass to matter, composed or alone.
-        alone = rdp_epsilon((dominating_step(phases),), delta_error / (8 * total))
+        alone = max(rdp_epsilon((step,), delta_error / (8 * total)) for step in costliest_steps(phases))
         reach = max(rdp_epsilon(phases, delta_error / 4), alone) + 3
         # 1 % of a small ε, 0.01 from 1 to 10, 0.1 % of a large one; more where the grid would grow too large.
         wanted = max(0.01 * min(loose, 1.0), 0.001 * loose)
