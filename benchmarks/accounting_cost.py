@@ -36,6 +36,7 @@ def measure(name: str, *, all_parts: bool) -> dict[str, Any]:
     from lsg.accounting import calibrate_noise, create_accountant
     from lsg.accounting.phases import Phase
     from lsg.accounting.step_accounting import Target
+    from lsg.train.provenance import provenance
 
     warm = create_accountant(name)
     for noise in (1.31, 1.32):
@@ -49,6 +50,7 @@ def measure(name: str, *, all_parts: bool) -> dict[str, Any]:
         "first": seconds(lambda: ledger.get_epsilon(DELTA)),
         "again": seconds(lambda: ledger.get_epsilon(DELTA)),
         "epsilon": ledger.get_epsilon(DELTA),
+        "commit": provenance()["commit"],
     }
 
     scheduled = create_accountant(name)
