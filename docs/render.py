@@ -398,7 +398,7 @@ def accounting_costs() -> str:
         "check_longest": "the check before a step, longest of 150",
         "calibration": "`calibrate_noise`, SST-2, ε = 3.3",
     }
-    columns = [(name, stored["now"][name], stored["before"].get(name)) for name in ("prv", "pld", "rdp")]
+    columns = [(name, stored["now"][name], stored.get("before", {}).get(name)) for name in ("prv", "pld", "rdp")]
     lines = ["| seconds | prv | pld | rdp |", "|---|---|---|---|"]
     for key, told in calls.items():
         cells = [
