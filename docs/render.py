@@ -397,13 +397,37 @@ def surrogates() -> str:
     return "\n".join(lines)
 
 
+def accounting_costs() -> str:
+    """Seconds of each accountant, and of the release before where it was measured."""
+    stored = json.loads((BENCH / "accounting-cpu.json").read_text())
+    calls = {
+        "first": "`get_epsilon`, 150 noises, first call",
+        "again": "the same, asked again",
+        "more": "after one more noise, median",
+        "more_longest": "after one more noise, longest of 20",
+        "scheduled": "7 steps of a schedule under a target ε, all checks",
+        "check": "the check before a step, 150 noises and 3 rates, median",
+        "check_longest": "the check before a step, longest of 150",
+        "calibration": "`calibrate_noise`, SST-2, ε = 3.3",
+    }
+    columns = [(name, stored["now"][name], stored.get("before", {}).get(name)) for name in ("prv", "pld", "rdp")]
+    lines = ["| seconds | prv | pld | rdp |", "|---|---|---|---|"]
+    for key, told in calls.items():
+        cells = [
+            f"{now[key]:.2g}" + (f" (before: {before[key]:.2g})" if before and key in before else "")
+            for _, now, before in columns
+        ]
+        lines.append(f"| {told} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
 PARTS = {
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
-    "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps},
+    "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps, "accounting": accounting_costs},
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
     "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
     "train.md": {"presets": presets, "other methods": other_methods},

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -317,14 +316,14 @@ def test_a_run_stops_before_the_step_that_would_pass_the_target(
 ) -> None:
     engine, model, optimizer, loader = with_target(3, accountant=accountant, poisson=poisson)
     asked = []
-    monkeypatch.setattr(Target, "_most_steps", _counting(Target._most_steps, asked))
+    monkeypatch.setattr(Target, "_fits", _counting(Target._fits, asked))
     for _ in range(3):
         epoch(model, optimizer, loader)
     assert not asked  # the planned steps are allowed without asking
     with pytest.raises(BudgetExceeded, match="next one would pass target_epsilon=3"):
         for _ in range(10):
             epoch(model, optimizer, loader)
-    assert len(asked) == 1
+    assert asked
     noise, rate, steps = engine.accountant.history[0]
     spent = engine.get_epsilon(1e-3)
     more = epsilon_of(accountant=accountant, noise_multiplier=noise, sample_rate=rate, steps=steps + 1, delta=1e-3)
@@ -360,13 +359,34 @@ def test_other_steps_count_towards_the_target_too() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 64, 65, 1000])
-def test_the_most_steps_are_found(steps: int) -> None:
-    def target(epsilon: float) -> Target:
-        return Target(create_accountant("rdp"), epsilon=epsilon, delta=1e-3, planned=Phase(1.0, 0.1, 1))
-
+@pytest.mark.parametrize("planned", [1, 5])
+def test_all_steps_that_fit_are_taken_and_few_epsilons_computed(
+    steps: int, planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     epsilon = epsilon_of(accountant="rdp", noise_multiplier=1.0, sample_rate=0.1, steps=steps, delta=1e-3)
-    for taken in {0, 1, steps // 2, steps}:
-        assert target(epsilon)._most_steps(1.0, 0.1, Counter(), taken) == steps
+    accountant, asked = create_accountant("rdp"), []
+    target = Target(accountant, epsilon=epsilon, delta=1e-3, planned=Phase(1.0, 0.1, planned))
+    monkeypatch.setattr(Target, "_fits", _counting(Target._fits, asked))
+    with pytest.raises(BudgetExceeded):
+        for _ in range(2000):
+            target.check(1.0, 0.1)
+            accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    assert len(accountant) == max(steps, planned)
+    assert len(asked) <= 40
+
+
+@pytest.mark.parametrize("name", ["prv", "rdp"])
+def test_a_schedule_of_noises_and_rates_stops_where_its_epsilon_would_pass_the_target(name: str) -> None:
+    accountant = create_accountant(name)
+    target = Target(accountant, epsilon=1.0, delta=1e-5, planned=Phase(1.0, 0.01, 40))
+    following = Phase(0.0, 0.0, 1)
+    with pytest.raises(BudgetExceeded):
+        for number in range(2000):
+            following = Phase(2.0 * 0.99**number, 0.01 + 0.005 * (number % 3), 1)
+            target.check(*following[:2])
+            accountant.step(noise_multiplier=following.noise_multiplier, sample_rate=following.sample_rate)
+    assert 10 < len(accountant) < 200
+    assert accountant.get_epsilon(1e-5) <= 1.0 < accountant.epsilon_after(following, 1e-5)
 
 
 def test_charged_steps_count_towards_the_target(tmp_path: Path) -> None:

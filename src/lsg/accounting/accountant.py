@@ -30,6 +30,10 @@ class Accountant:
         """An upper bound of ε at `delta`: 0 before the first step, infinite if any step had no noise."""
         return composed_epsilon(self.name, composed(self.history), checked_delta("delta", delta))
 
+    def epsilon_after(self, steps: Phase, delta: float) -> float:
+        """What `get_epsilon` would say after these further steps."""
+        return composed_epsilon(self.name, composed([*self.history, steps]), checked_delta("delta", delta))
+
     def mechanism(self) -> str:
         """The accountant's name, as Opacus spells it."""
         return self.name

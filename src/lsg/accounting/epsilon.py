@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 
 from lsg.accounting.libraries import NUMERICAL_FAILURES
-from lsg.accounting.phases import Phase, checked_delta, checked_phase, composed
+from lsg.accounting.phases import Phase, checked_delta, checked_phase, composed, fewer_kinds
 from lsg.accounting.pld import pld_epsilon
 from lsg.accounting.prv import prv_epsilon
 from lsg.accounting.rdp import rdp_epsilon
@@ -55,7 +55,12 @@ def composed_epsilon(name: str, phases: tuple[Phase, ...], delta: float) -> floa
         return loose
     for method in (prv_epsilon, pld_epsilon) if name == "prv" else (pld_epsilon,):
         with contextlib.suppress(*NUMERICAL_FAILURES):
-            epsilon = method(phases, delta, round_off, loose)
+            epsilon = method(fewer_kinds(phases), delta, round_off, loose)
             if 0 <= epsilon < math.inf:
-                return epsilon
+                return epsilon if len(phases) == 1 else _rounded_up(epsilon)
     return loose
+
+
+def _rounded_up(epsilon: float) -> float:
+    """To nine decimals, so that it does not show in which order steps were composed: that changes the 13th digit."""
+    return math.ceil(epsilon * 1e9) / 1e9

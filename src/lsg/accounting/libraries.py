@@ -3,20 +3,9 @@
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
-
-from lsg.accounting.phases import Phase
 
 # How a library may fail numerically; the next, sturdier accountant then answers.
 NUMERICAL_FAILURES = (ArithmeticError, ValueError, RuntimeError, IndexError, MemoryError)
-
-
-def dp_event(phase: Phase) -> Any:
-    """One step of a phase, as dp-accounting describes it."""
-    import dp_accounting
-
-    gaussian = dp_accounting.GaussianDpEvent(phase.noise_multiplier)
-    return dp_accounting.PoissonSampledDpEvent(phase.sample_rate, gaussian)
 
 
 @contextlib.contextmanager

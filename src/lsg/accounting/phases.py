@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 from lsg.errors import ConfigurationError
 
+_MOST_KINDS = 256  # of steps, by noise and rate, before similar ones are counted as one kind
+_ROUNDING = 1.005  # by at most so much
+
 
 class Phase(NamedTuple):
     """Consecutive steps that share one noise multiplier and one sample rate. Equals the tuple that Opacus keeps."""
@@ -25,6 +28,34 @@ def composed(history: Sequence[tuple[float, float, int]]) -> tuple[Phase, ...]:
     for noise, rate, steps in checked_history(history):
         totals[noise, rate] = totals.get((noise, rate), 0) + steps
     return tuple(Phase(noise, rate, steps) for (noise, rate), steps in sorted(totals.items()) if steps)
+
+
+def costliest_steps(phases: Iterable[Phase]) -> list[Phase]:
+    """One step of each kind, without kinds that cost no more than another: more noise at no higher rate.
+
+    They cost no more, as noise can be added to a result, and records left out of a sample, without looking at the data.
+    """
+    steps, highest = [], 0.0
+    for noise, rate, _ in sorted(phases, key=lambda phase: (phase.noise_multiplier, -phase.sample_rate)):
+        if rate > highest:
+            steps.append(Phase(noise, rate, 1))
+            highest = rate
+    return steps
+
+
+def fewer_kinds(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """The phases, or where they are very many, fewer that cost no less: noise rounded down and rates rounded up."""
+    if len(phases) <= _MOST_KINDS:
+        return phases
+    return composed([(_rounded(noise, -1), min(_rounded(rate, 1), 1.0), steps) for noise, rate, steps in phases])
+
+
+def _rounded(value: float, direction: int) -> float:
+    """The next power of `_ROUNDING` below (-1) or above (1)."""
+    rung = math.floor(math.log(value) / math.log(_ROUNDING))
+    while (_ROUNDING**rung - value) * direction < 0:
+        rung += direction
+    return _ROUNDING**rung
 
 
 def checked_history(history: Iterable[Iterable[Any]]) -> list[Phase]:

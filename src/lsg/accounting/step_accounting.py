@@ -42,39 +42,30 @@ class Target:
 
     def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
-        # So many steps of one noise and rate are allowed beside all others; computed only when the planned are used up.
+        # So many steps of one noise and rate are allowed beside all others.
         self._kind: tuple[Any, ...] = (*planned[:2], Counter())
-        self._allowed, self._exact = planned.steps, False
+        self._allowed, self._ahead = planned.steps, 1
 
     def check(self, noise_multiplier: float, sample_rate: float) -> None:
         others = _totals(self._accountant)
         taken = others.pop((noise_multiplier, sample_rate), 0)
         if self._kind != (noise_multiplier, sample_rate, others):
-            self._kind, self._allowed, self._exact = (noise_multiplier, sample_rate, others), taken, False
-        if taken >= self._allowed and not self._exact:
-            self._allowed, self._exact = self._most_steps(noise_multiplier, sample_rate, others, taken), True
-        if taken >= self._allowed:
-            raise BudgetExceeded(
-                f"after {len(self._accountant)} steps the next one would pass target_epsilon={self._epsilon:g} at "
-                f"delta={self._delta:g}: training ends here, and nothing of this batch was released"
-            )
+            self._kind, self._allowed, self._ahead = (noise_multiplier, sample_rate, others), taken, 1
+        if taken < self._allowed:
+            return
+        # One ε for one step, then for twice as many each time, so that steps of one kind need few of them; where so
+        # many no longer fit, for half as many.
+        while not self._fits(Phase(noise_multiplier, sample_rate, self._ahead)):
+            if self._ahead == 1:
+                raise BudgetExceeded(
+                    f"after {len(self._accountant)} steps the next one would pass target_epsilon={self._epsilon:g} at "
+                    f"delta={self._delta:g}: training ends here, and nothing of this batch was released"
+                )
+            self._ahead //= 2
+        self._allowed, self._ahead = taken + self._ahead, 2 * self._ahead
 
-    def _most_steps(self, noise: float, rate: float, others: Counter[tuple[float, float]], taken: int) -> int:
-        """The largest number of such steps that keeps within the target, or those taken if none more does."""
-
-        def fits(steps: int) -> bool:
-            trial = create_accountant(self._accountant.name)
-            trial.history = [Phase(*kind, count) for kind, count in others.items()] + [Phase(noise, rate, steps)]
-            return trial.get_epsilon(self._delta) <= self._epsilon
-
-        fit, more = taken, 1
-        while fits(fit + more):
-            fit, more = fit + more, 2 * more
-        while more > 1:
-            more //= 2
-            if fits(fit + more):
-                fit += more
-        return fit
+    def _fits(self, steps: Phase) -> bool:
+        return self._accountant.epsilon_after(steps, self._delta) <= self._epsilon
 
 
 class StepAccounting:
