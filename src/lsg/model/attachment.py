@@ -27,7 +27,7 @@ from lsg.model.root_forward import CallWhileAlive, RootForward
 from lsg.parameters.slot import Slot
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward, pad_rows
-from lsg.speed.graphs import CudaTape
+from lsg.speed.tape import CudaTape
 
 
 class Attachment:

@@ -19,7 +19,8 @@ from lsg.errors import PrivacyError
 from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
 from lsg.parameters.slot import Recordable
 from lsg.speed.device_constants import without_host_constants
-from lsg.speed.graphs import GraphedForward, Tape
+from lsg.speed.graphs import GraphedForward
+from lsg.speed.tape import Tape
 from lsg.speed.transformers_masks import without_needless_masks
 
 
