@@ -1,8 +1,10 @@
 """Tapes for machines without a GPU, and a way to have the engine use them in place of CUDA graphs."""
 
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -52,8 +54,12 @@ class BrokenTape(AgainTape):
 class KernelTape(AgainTape):
     """As a CUDA graph: replays what PyTorch's operations did, on the same memory, and runs no Python of the model."""
 
+    def rehearsal(self) -> Any:
+        return mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True)
+
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        with _Operations() as recorded:
+        assert not gc.isenabled()  # a graph that is freed meanwhile ends the recording
+        with self.rehearsal(), _Operations() as recorded:
             results = run()
 
         def replay() -> None:

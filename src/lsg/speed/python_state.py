@@ -9,6 +9,7 @@ from torch import Tensor, nn
 _NUMBER = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque, tuple)
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
+_KNOWN_HOOKS = ("lsg.", "transformers.utils.output_capturing")  # the latter hand on what the model returns
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -28,7 +29,7 @@ def number_names(model: nn.Module) -> list[str]:
 
 
 def hooked(modules: Sequence[nn.Module]) -> nn.Module | None:
-    """One with a hook that is not lsg's: it may do anything, and a replay does not call it. Computed at each forward."""
+    """One with a hook that nobody knows: it may do anything, and a replay does not call it. Computed at each forward."""
     for module in modules:
         for name in _HOOKS:
             hooks = module.__dict__[name]
@@ -38,7 +39,7 @@ def hooked(modules: Sequence[nn.Module]) -> nn.Module | None:
 
 
 def _is_foreign(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", "")).startswith("lsg.")
+    return not str(getattr(hook, "__module__", "")).startswith(_KNOWN_HOOKS)
 
 
 def python_state(model: nn.Module) -> dict[str, Any]:
