@@ -104,6 +104,10 @@ class Attachment:
         """Look at the model with these inputs, of which something is new."""
         self._checked.check(inputs)
 
+    def stop_padding(self) -> None:
+        """From now on batches are as large as they are."""
+        self.recorder.stop_padding()
+
     def _discard_recordings_of_moved_subspaces(self) -> None:
         moves = self.recorder.subspaces.moves
         if self.fast is not None and moves != self._moves_seen:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
 from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
 from lsg.parameters.slot import Recordable
 from lsg.speed.device_constants import without_host_constants
@@ -55,7 +54,7 @@ class FastForward:
         return (nothing, ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a user's own compiler has it in hand
             return self.own_forward(*args, **kwargs)
         made, start = self._made(), time.perf_counter()
         out = self._run(*args, **kwargs)
@@ -143,18 +142,18 @@ def pad_rows(inputs: Any, size: int, padded: int) -> Any:
     return pytree.tree_map_only(Tensor, pad, inputs)
 
 
+class NoRows(Exception):  # noqa: N818  (whoever pads runs the model again without)
+    """A model returned a result in which padding cannot be told from samples."""
+
+
 def cut_rows(output: Any, size: int, padded: int) -> Any:
-    """The model's output without the rows that padding added: they get no gradient."""
+    """The model's output without the rows that padding added: they get no gradient. Raises NoRows."""
 
     def cut(t: Tensor) -> Tensor:
         if t.dim() > 0 and t.shape[0] == padded:
             return t[:size]
         if t.requires_grad:
-            raise PrivacyError(
-                f"the model returned a result of shape {tuple(t.shape)} for a batch padded to {padded} samples, so the "
-                "padding cannot be told from the samples: return one row for each sample (and compute the loss outside "
-                "the model), or use PerfConfig(pad=False)"
-            )
+            raise NoRows
         return t
 
     if isinstance(output, dict):  # transformers' outputs are dicts of a class of their own
