@@ -1,7 +1,8 @@
 """Models that a recording would compute wrongly are found out, and run as usual: same numbers, one warning."""
 
+import copy
+import gc
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine
+from lsg.parameters.garbage import without_garbage_collection
 from lsg.speed.comparison import first_difference, is_due
 from tests.support.reference import attach
 from tests.support.tapes import AgainTape, KernelTape, use_tape
@@ -187,7 +189,9 @@ UNSAFE = [
 ]
 
 
-@pytest.mark.parametrize(("make", "before", "finding"), UNSAFE, ids=[f"{m.__name__}, {b.__name__}" for m, b, _ in UNSAFE])
+@pytest.mark.parametrize(
+    ("make", "before", "finding"), UNSAFE, ids=[f"{m.__name__}, {b.__name__}" for m, b, _ in UNSAFE]
+)
 def test_what_a_recording_would_get_wrong_is_found_out_and_every_batch_has_the_plain_gradients(
     make: Any, before: Callable[[Any, int], None], finding: str
 ) -> None:
@@ -247,7 +251,12 @@ def test_a_model_of_its_inputs_is_recorded_without_a_word_and_trains_the_same(ma
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_an_encoder_of_transformers_is_recorded_without_a_word(dropout: float) -> None:
-    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    small: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     config = BertConfig(**small, vocab_size=50, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 
     def gradients(perf: PerfConfig) -> list[Tensor]:
@@ -272,3 +281,170 @@ def test_an_encoder_of_transformers_is_recorded_without_a_word(dropout: float) -
     assert AgainTape.replays == 2 * 8  # batches 1 to 8, of which five were compared: forward and backward
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_comparisons_come_often_at_first_and_never_end() -> None:
+    due = [number for number in range(1, 5000) if is_due(number)]
+    assert due == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
+
+
+def test_a_difference_is_told_from_rounding() -> None:
+    large, small = torch.ones(100), torch.full((100,), 1e-3)
+    names = ["large", "small"]
+    assert first_difference(names, [large * 1.0001, small], [large, small], within=1e-3) is None
+    assert first_difference(names, [large, -small], [large, small], within=2e-2) is None  # rounding of what is large
+    assert first_difference(names, [large * 1.01, small], [large, small], within=1e-3) == "large, by 1.0%"
+    assert first_difference(names, [large, small + 1e-2], [large, small], within=1e-3) == "small, by 10.0%"
+    assert first_difference(["some"], [large[:5]], [large], within=1e-3) == "some has another shape"
+    assert first_difference(["count"], [torch.tensor(3)], [torch.tensor(4)], within=1e-3) == "count"
+    infinite = torch.tensor([1.0, torch.inf, torch.nan])
+    assert first_difference(["odd"], [infinite], [infinite.clone()], within=1e-3) is None
+
+
+class Plain(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def test_a_model_with_hooks_inside_is_not_recorded() -> None:
+    features: dict[str, Tensor] = {}
+
+    def make() -> nn.Module:
+        model = Plain()
+        model.first.register_forward_hook(lambda module, args, output: features.update(last=output))
+        return model
+
+    with pytest.warns(UserWarning, match="'first' has a hook"):
+        batch_gradients(make, CHOOSES, 6, nothing)
+    assert not AgainTape.replays
+
+
+def test_a_hook_that_comes_later_is_found_too() -> None:
+    called = []
+
+    def hook_later(model: Any, number: int) -> None:
+        if number == 7:
+            model.last.register_forward_hook(lambda *_: called.append(1))
+
+    with pytest.warns(UserWarning, match="'last' has a hook"):
+        batch_gradients(Plain, CHOOSES, 9, hook_later)
+    assert AgainTape.replays and len(called) >= 2
+
+
+def test_inputs_get_their_gradients() -> None:
+    """A recording gives them none."""
+    model = Plain()
+    attach(model, DPSGD(), perf=CHOOSES)
+    for _ in range(6):
+        model.zero_grad()
+        x = torch.randn(4, 6, requires_grad=True)
+        model(x).square().sum(1).mean().backward()
+        assert x.grad is not None
+    assert not AgainTape.replays
+
+
+def test_a_second_backward_is_found_out_while_models_run_as_usual() -> None:
+    model = Plain()
+    engine, optimizer, _ = attach(model, DPSGD(), perf=CHOOSES)
+    with pytest.warns(UserWarning, match="backward is called twice") as told:
+        for _ in range(6):
+            out = model(torch.ones(4, 6))
+            out[:, 0].mean().backward(retain_graph=True)
+            first = engine.per_sample_gradients()["last.bias"].clone()
+            out[:, 1].mean().backward()
+            assert not torch.equal(engine.per_sample_gradients()["last.bias"], first)
+            optimizer.zero_grad()
+    assert len(told) == 1
+
+
+def test_a_user_may_compile_a_model_that_would_be_recorded() -> None:
+    torch.manual_seed(0)
+    model, x = Plain(), torch.randn(4, 6)
+    engine, optimizer, _ = attach(model, DPSGD(), perf=CHOOSES)
+    compiled = torch.compile(model, backend="eager")
+    found = []
+    for run in (model, compiled, compiled, compiled):
+        run(x).square().sum(1).mean().backward()
+        found.append(engine.per_sample_gradients()["first.weight"].clone())
+        optimizer.zero_grad()
+    assert not AgainTape.replays
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0])
+
+
+def test_numbers_of_modules_belong_to_the_recording() -> None:
+    """A dropout's share, say, set once in a while: neither stale nor found fault with."""
+
+    def rarely(model: Any, number: int) -> None:
+        model.number = 1.0 if number < 10 else 2.0
+
+    wanted = batch_gradients(ReadsANumber, EAGER, 24, rarely)
+    found = batch_gradients(ReadsANumber, CHOOSES, 24, rarely)
+    assert AgainTape.replays > 20
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a["last.weight"], b["last.weight"])
+
+
+def test_nothing_is_collected_while_something_is_recorded() -> None:
+    """`KernelTape` looks; an error in a recording leaves the collector on."""
+    train(Plain, DPSGD(), PerfConfig(pad=False))
+    assert AgainTape.replays and gc.isenabled()
+    with pytest.raises(ValueError), without_garbage_collection():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_a_detached_model_keeps_no_recordings() -> None:
+    model = Plain()
+    engine, optimizer, _ = attach(model, DPSGD(), perf=CHOOSES)
+    for _ in range(8):
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.zero_grad()
+    graphed = engine._attached.fast._graphed
+    assert graphed.recorded == 1 and graphed._shapes
+    engine.detach()
+    assert not graphed._shapes
+
+
+@pytest.mark.parametrize("kind", [AgainTape, KernelTape])
+def test_a_run_that_is_continued_goes_on_bit_by_bit(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, and recordings that are made and compared at other batches than in the run that went through."""
+    use_tape(monkeypatch, kind)
+
+    def start() -> Any:
+        torch.manual_seed(0)
+        model = Drops()
+        data = TensorDataset(torch.randn(32, 6), torch.randint(0, 3, (32,)))
+        engine = PrivacyEngine()
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=16, generator=torch.Generator().manual_seed(1)),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            method=DPSGD(),
+            max_physical_batch_size=4,
+            noise_generator=torch.Generator().manual_seed(2),
+        )
+        return engine, model, optimizer, loader
+
+    def epochs(run: Any, count: int) -> None:
+        _, model, optimizer, loader = run
+        for _ in range(count):
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    first = start()
+    epochs(first, 3)
+    of_engine, of_model = copy.deepcopy((first[0].state_dict(), first[1].state_dict()))
+    second = start()
+    second[1].load_state_dict(of_model)
+    second[0].load_state_dict(of_engine)
+    epochs(second, 3)
+    through = start()
+    epochs(through, 6)
+    for a, b in zip(second[1].parameters(), through[1].parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -21,6 +21,9 @@ class AgainTape:
     replays = 0
 
     def rehearsal(self) -> Any:
+        return self.as_recorded()
+
+    def as_recorded(self) -> Any:
         return nullcontext()
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
@@ -54,12 +57,12 @@ class BrokenTape(AgainTape):
 class KernelTape(AgainTape):
     """As a CUDA graph: replays what PyTorch's operations did, on the same memory, and runs no Python of the model."""
 
-    def rehearsal(self) -> Any:
+    def as_recorded(self) -> Any:
         return mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True)
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         assert not gc.isenabled()  # a graph that is freed meanwhile ends the recording
-        with self.rehearsal(), _Operations() as recorded:
+        with self.as_recorded(), _Operations() as recorded:
             results = run()
 
         def replay() -> None:

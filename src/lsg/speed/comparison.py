@@ -16,8 +16,8 @@ def is_due(replay: int) -> bool:
 
 
 def tolerance(device_type: str, dtypes: set[torch.dtype]) -> float:
-    """How far two ways to compute the same may be apart, of its size. A replay mostly runs the very kernels of the plain
-    run; libraries may choose others for it."""
+    """How far two ways to compute the same may be apart, of its size. A replay mostly runs the plain run's own kernels;
+    libraries may choose others for it."""
     low = {torch.bfloat16, torch.float16}
     if torch.is_autocast_enabled(device_type) or dtypes & low:
         return 5e-2

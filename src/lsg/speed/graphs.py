@@ -17,8 +17,8 @@ of its inputs, parameters and buffers alone, and is watched on:
 
 Random numbers are no obstacle to that: a replayed graph draws from PyTorch's generator what its kernels would draw when
 launched one by one from the same state, so both start there. (PyTorch adds the generator's offset at each replay to the
-offsets of a recording's kernels, which count from zero.) Plain runs to compare with are told, as a rehearsal, that they
-are recorded, so that they take the same kernels.
+offsets of a recording's kernels, which count from zero.) Plain runs to compare with are told that they are recorded,
+so that they take the same kernels.
 
 A model that is found out runs as usual from then on.
 """
@@ -72,7 +72,7 @@ class GraphedForward:
         self._changes: Counter[Any] = Counter()  # by inputs: forwards that changed what modules hold in Python
         self._numbers_seen: list[tuple[Any, ...]] = []
         self._discards = 0
-        self._recordable = True
+        self.recordable = True
         self.recorded = 0
         self._in_flight: weakref.ref[Pass] | None = None
 
@@ -83,7 +83,7 @@ class GraphedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not self._recordable or not all(map(_is_recordable, leaves)):
+        if not self.recordable or not all(map(_is_recordable, leaves)):
             return self._forward(*args, **kwargs)
         inputs = (structure, *map(_signature, leaves))
         surroundings = self._surroundings()
@@ -161,8 +161,8 @@ class GraphedForward:
 
     def _give_up(self, finding: str) -> None:
         """Run as usual from now on, and say why, once."""
-        if self._recordable:
-            self._recordable = False
+        if self.recordable:
+            self.recordable = False
             self._shapes.clear()
             warnings.warn(f"cuda_graphs: {finding}. The model runs without recordings from now on", stacklevel=2)
 

@@ -27,7 +27,7 @@ class Attribute:
     tensor: Tensor  # held, so that nothing else gets its memory
 
     def is_in_place(self) -> bool:
-        """Whether the attribute still is where the recording reads. Its numbers may have changed: they are read anew."""
+        """Whether the attribute still is where the recording reads it; its numbers are read anew each time."""
         now = self.module.__dict__.get(self.name)
         return isinstance(now, Tensor) and _layout(now) == _layout(self.tensor)
 

@@ -50,6 +50,7 @@ class Recording:
                 self._attributes, others = outside_reads(
                     lambda: trial.forward(self._inputs, self._structure), self._model, self._inputs, self._slots
                 )
+                trial.let_go()
                 if others:
                     return (
                         f"the model's forward reads a tensor of shape {tuple(others[0].shape)} that is neither its "
@@ -62,9 +63,7 @@ class Recording:
                 trial.let_go()
                 torch.clear_autocast_cache()
                 with without_garbage_collection():
-                    self._outputs, self._run_forward = tape.record(
-                        lambda: trial.forward(self._inputs, self._structure)
-                    )
+                    self._outputs, self._run_forward = tape.record(lambda: trial.forward(self._inputs, self._structure))
                     self._gradients, self._run_backward = tape.record(lambda: trial.backward(self._output_gradients))
         finally:
             trial.let_go()
@@ -88,7 +87,7 @@ class Recording:
         self._take(leaves)
         plain = Trial(self._forward, self._slots)
         try:
-            with without_trace(buffers, self._device), tape.rehearsal():
+            with without_trace(buffers, self._device), tape.as_recorded():
                 outputs = plain.forward(self._inputs, self._structure)
                 output_names = plain.output_names()
                 if (plain.out_structure, plain.out_leaves) != (self._trial.out_structure, self._trial.out_leaves):

@@ -1,4 +1,4 @@
-"""Tapes: what a function does with tensors is recorded, and done again on the same memory. `CudaTape` is CUDA's graphs."""
+"""Tapes: what a function does with tensors is recorded, and done again on the same memory, as by CUDA graphs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,8 +12,10 @@ class Tape(Protocol):
     """Records what a function does with tensors; returns its results and a way to compute them again in place."""
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """Around a run that is not recorded and is to do what a recorded one does, as before the recording, when
-        libraries do what they do once."""
+        """Around a run before the recording, in which libraries do what they do once."""
+
+    def as_recorded(self) -> AbstractContextManager[None]:
+        """Around a run that is to do what a recorded one does."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]: ...
 
@@ -23,23 +25,28 @@ class CudaTape:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream()  # always the same: libraries and PyTorch keep memory for each
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """On a stream of its own. Models that ask whether they are being recorded (transformers builds other attention
-        masks then, which take other kernels) are told so already. Random numbers drawn here are given back.
-        """
-        drawn, asked = torch.cuda.get_rng_state(), torch.cuda.is_current_stream_capturing
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        torch.cuda.is_current_stream_capturing = lambda: True
+        """On a stream of its own."""
+        self._aside.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(self._aside), self.as_recorded():
                 yield
         finally:
+            torch.cuda.current_stream().wait_stream(self._aside)
+
+    @contextmanager
+    def as_recorded(self) -> Iterator[None]:
+        """Models that ask whether they are being recorded (transformers builds other attention masks then, which take
+        other kernels) are told so."""
+        asked = torch.cuda.is_current_stream_capturing
+        torch.cuda.is_current_stream_capturing = lambda: True
+        try:
+            yield
+        finally:
             torch.cuda.is_current_stream_capturing = asked
-            torch.cuda.current_stream().wait_stream(aside)
-            torch.cuda.set_rng_state(drawn)
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
