@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, SparseDPSGD
+from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, Ramp, SparseDPSGD
 from lsg.methods import Method
 from lsg.parameters.outer import OuterProducts
 from lsg.parameters.refresh import Refresh
@@ -291,3 +291,35 @@ def test_a_recorded_refresh_does_not_read_where_weights_no_longer_are(monkeypatc
     assert refresh(3) and FakeGraph.replays == 2  # recorded anew
     assert not refresh(4) and FakeGraph.replays == 3
     del old
+
+
+def test_a_refresh_is_not_recorded_where_no_step_is_like_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(self: Refresh, sparsity: float) -> None:
+        recorded.append(sparsity)
+        self._run(sparsity)
+        self._graph = FakeGraph()  # type: ignore[assignment]
+
+    monkeypatch.setattr(Refresh, "_record", record)
+    slots = [Slot("weight", nn.Parameter(torch.randn(20, 20)), Layout(transposed=True))]
+    method = LSG(rank=2, sparsity=0.5, schedule=Ramp(0, 5))
+    refresh = Refresh(make_stacks(slots), slots, method, torch.Generator().manual_seed(0), cuda_graph=True)
+    moved = [refresh(step) for step in range(9)]
+    assert recorded == [0.0, 0.5]  # the first, and when the ramp is over
+    assert moved == [True] * 7 + [False] * 2
+
+
+def test_what_is_discarded_over_and_over_is_no_longer_recorded(tape: Callable[[type], None]) -> None:
+    """A schedule that moves subspaces at each step: recordings would cost more than they save."""
+    tape(AgainTape)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+    slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
+    for slot in slots:
+        slot.prepare(8)
+    forward = GraphedForward(lambda x: model(x) + slots[3].carriers[0], model, slots, AgainTape())
+    for _ in range(10):
+        for _ in range(4):
+            forward(torch.randn(8, 12))
+        forward.discard_recordings()
+    assert forward.recorded == 4

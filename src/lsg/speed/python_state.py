@@ -29,7 +29,7 @@ def number_names(model: nn.Module) -> list[str]:
 
 
 def hooked(modules: Sequence[nn.Module]) -> nn.Module | None:
-    """One with a hook that nobody knows, which may do anything, and which a replay does not call. Computed each time."""
+    """One with a hook that nobody knows, which may do anything and which a replay does not call. Run each time."""
     for module in modules:
         for name in _HOOKS:
             hooks = module.__dict__[name]
