@@ -39,7 +39,8 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     task, recipe = str(given["task"]), str(given.get("recipe", "auto"))
     check_task(task)
     usual = preset(task, str(given.get("method", RunConfig.method)))
-    config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
+    machine = _machine(task, str(given.get("device", RunConfig.device)))
+    config = RunConfig.from_dict({**usual, **machine, **given, "recipe": recipe}, source)
     if recipe == "paper" or config.method == "non-private":
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
@@ -48,7 +49,8 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
-    settings = RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
+    of_features = {} if TASKS[task].kind == "text" else {"max_physical_batch_size": IMAGES}
+    settings = RunConfig.from_dict({**usual, **machine, **of_features, **fields, **given, "recipe": recipe}, source)
     listener.note(told(_as_settled(chosen, settings), given))
     return settings
 
@@ -96,11 +98,11 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
     return method | {name: getattr(recipe, name) for name in _SAME}
 
 
-def _machine(config: RunConfig) -> dict[str, Any]:
-    """What suits the device; none of it changes a result by more than rounding."""
-    if TASKS[config.task].kind != "text":
-        return {"max_physical_batch_size": IMAGES}
-    return {"max_physical_tokens": TOKENS.get(choose_device(config.device).type, 8192)}
+def _machine(task: str, device: str) -> dict[str, Any]:
+    """What suits the device, for every recipe; none of it changes a result by more than rounding."""
+    if TASKS[task].kind != "text":
+        return {}
+    return {"max_physical_tokens": TOKENS.get(choose_device(device).type, 8192)}
 
 
 class _Quiet(Listener):
