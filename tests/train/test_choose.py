@@ -63,6 +63,24 @@ def test_every_recipe_computes_as_many_tokens_at_once_as_suit_the_device(
     assert kept.max_physical_tokens == 100
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "images"),
+    [
+        ("cpu", {}, 128),
+        ("cuda", {}, 520),
+        ("cpu", {"model": "small-cnn"}, 520),
+        ("cpu", {"max_physical_batch_size": 64}, 64),
+        ("cpu", {"views": 200}, 520),
+    ],
+)
+def test_few_whole_images_are_computed_at_once_on_a_cpu(
+    device: str, given: dict[str, Any], images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsg.train.choose.choose_device", lambda name: torch.device(device))
+    chosen = choose_settings({"task": "cifar10", "recipe": "paper", "epsilon": 3.0, **given}, "options", Listener())
+    assert chosen.max_physical_batch_size == images
+
+
 def test_how_it_is_computed_is_left_to_the_engine() -> None:
     config = choose_settings({"task": "digits", "epsilon": 3.0, "recipe": "paper"}, "options", Listener())
     assert config.compile is None and config.cuda_graphs is None
