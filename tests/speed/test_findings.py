@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine
 from lsg.parameters.garbage import without_garbage_collection
@@ -449,3 +449,21 @@ def test_a_run_that_is_continued_goes_on_bit_by_bit(kind: type, monkeypatch: pyt
     epochs(through, 6)
     for a, b in zip(second[1].parameters(), through[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_an_object_that_a_model_returns_is_not_an_old_one() -> None:
+    """A decoder's keys and values: those of a recording would be another batch's, and keep all of it in memory."""
+    config = LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20, intermediate_size=16
+    )
+    model = LlamaForCausalLM(config)
+    attach(model, LSG(rank=2), perf=CHOOSES)
+    for number in range(7):
+        model.zero_grad()
+        out = model(torch.randint(0, 20, (4, 5)))
+        out.logits.square().mean((1, 2)).mean().backward()
+        if number < 5:
+            assert out.past_key_values.get_seq_length() == 5
+    with pytest.raises(AttributeError, match="returned a DynamicCache here, which a recorded forward does not"):
+        out.past_key_values.get_seq_length()
+    assert AgainTape.replays == 2 * 6

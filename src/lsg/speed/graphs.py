@@ -38,13 +38,13 @@ from lsg.speed.comparison import is_due
 from lsg.speed.python_state import changed_name, hooked, number_names, numbers, python_state
 from lsg.speed.recording import Pass, Recording
 from lsg.speed.tape import Tape
+from lsg.speed.trial import CONSTANT
 
 _MOST_SHAPES = 24  # each keeps a micro-batch's per-sample gradients
 _MOST_CHANGES = 3  # forwards with inputs of one shape that change something in Python: not all of them fill a cache
 _MOST_NUMBERS = 8  # different sets of numbers among the modules' attributes: more are no settings
 _MOST_DISCARDS = 3  # of recordings, after which shapes have to come often before they are recorded again
 _OFTEN = 100
-_CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
 
 
 class _Shape:
@@ -193,7 +193,7 @@ class GraphedForward:
 
 def _is_recordable(leaf: Any) -> bool:
     """An object may hold other tensors at the next call, and a recording gives its inputs no gradients."""
-    return not leaf.requires_grad if isinstance(leaf, Tensor) else isinstance(leaf, _CONSTANT)
+    return not leaf.requires_grad if isinstance(leaf, Tensor) else isinstance(leaf, CONSTANT)
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -68,11 +68,16 @@ class _Reads(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is not torch.ops.aten.lift_fresh.default:  # what `torch.tensor(...)` makes of Python's numbers
             for tensor in _tensors_among((args, kwargs)):
-                if _memory(tensor) not in self._known:
+                if _memory(tensor) not in self._known and not _is_number(tensor):
                     self.outside.setdefault(_memory(tensor), tensor)
         out = func(*args, **kwargs)
         self._known.update(_memory(tensor) for tensor in _tensors_among(out))
         return out
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """In the processor's memory: a recording has its value, as it has that of Python's numbers, and reads no memory."""
+    return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _tensors_among(values: Any) -> list[Tensor]:

@@ -6,6 +6,7 @@ It is what a tape records, and what a recording's replays are compared with.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,22 @@ from lsg.parameters.factored_calls import Calls
 from lsg.parameters.slot import Recordable, calls_apart
 from lsg.speed.transformers_masks import without_needless_masks
 
+CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # what is what it is, for good
 A_TENSOR = object()  # stands for one among what a model returned
+
+
+@dataclass(frozen=True)
+class NotRecorded:
+    """Stands for an object among what a model returned (transformers' cache of keys and values, say): it would be the
+    one of the batch that was recorded. Whoever uses it is told."""
+
+    _kind: str
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the model returned a {self._kind} here, which a recorded forward does not: use PerfConfig("
+            f"cuda_graphs=False) if you need it ('{name}' was asked for)"
+        )
 
 
 class Trial:
@@ -44,7 +60,7 @@ class Trial:
             stack.enter_context(without_needless_masks())
             out = self._forward(*args, **kwargs)
         leaves, self.out_structure = pytree.tree_flatten(out)
-        self.out_leaves = [A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.out_leaves = [_kept(leaf) for leaf in leaves]
         self._live = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [leaf.detach() for leaf in self._live]
 
@@ -97,6 +113,12 @@ def without_trace(buffers: Sequence[Tensor], device: torch.device) -> Iterator[N
         with torch.no_grad():
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
+
+
+def _kept(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return A_TENSOR
+    return leaf if isinstance(leaf, CONSTANT) else NotRecorded(type(leaf).__name__)
 
 
 def _apart(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
