@@ -21,7 +21,7 @@ from lsg.train.presets import preset
 # Tokens computed at once. A CPU's caches hold few.
 TOKENS = {"cpu": 2048, "cuda": 16384}
 IMAGES = 1024  # of features of images, computed at once: their networks are small
-CPU_IMAGES = 128  # of whole images in a wide ResNet: twice as fast as 512 (results/bench/cpu-micro-batches.json)
+CPU_IMAGES = 128  # of whole images in a wide ResNet: more at once are slower (results/bench/cpu-micro-batches.json)
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
 # Fields that a recipe and a run's settings have alike.
 _SAME = (
