@@ -69,12 +69,14 @@ class RootForward:
         if not torch.is_grad_enabled() or events.batch.in_forward or events.batch.watch is not None:
             return self.replaced(*args, **kwargs)
         inputs = _begin(events, args, kwargs)
+        batch = events.batch
+        if batch.size is None or batch.records is None or batch.size == batch.records:
+            output = self._run(events, inputs)
+            _end(events, output)
+            return output
         restore = _mark(self._model, events)
         output = self._run(events, inputs)
         _end(events, output)
-        batch = events.batch
-        if batch.size is None or batch.records is None or batch.size == batch.records:
-            return output
         try:
             return cut_rows(output, batch.records, batch.size)
         except NoRows:  # a loss over padding, say: the model runs again without
