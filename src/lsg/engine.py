@@ -130,6 +130,8 @@ class PrivacyEngine:
         self.run.step_accounting.target = Target(
             self.accountant, epsilon=target.epsilon, delta=target.delta, planned=planned
         )
+        if self._attached is not None and self._attached.attachment is not None:
+            self._attached.attachment.expect_steps(given.sampling.steps(target.epochs))
         return private
 
     def make_private(

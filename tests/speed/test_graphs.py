@@ -1,7 +1,6 @@
 """Recorded forwards against plain ones, on a CPU: a tape that computes anew in place stands in for CUDA graphs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, SparseDPSGD
+from lsg import DPSGD, LSG, NonPrivate, PerfConfig, PrivacyEngine, PrivacyError, Ramp, SparseDPSGD
 from lsg.methods import Method
 from lsg.parameters.outer import OuterProducts
 from lsg.parameters.refresh import Refresh
@@ -19,55 +18,13 @@ from lsg.parameters.stack import make_stacks
 from lsg.speed.graphs import GraphedForward
 from tests.support.factored import factored
 from tests.support.reference import attach, batch_of_one_gradients
-
-
-class AgainTape:
-    """Runs a function again and writes its results over the old ones, as a replayed graph does."""
-
-    replays = 0
-
-    def rehearsal(self) -> Any:
-        return nullcontext()
-
-    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        results = run()
-
-        def replay() -> None:
-            AgainTape.replays += 1
-            with torch.enable_grad():
-                again = run()
-            for old, new in zip(results, again, strict=True):
-                old.copy_(new)
-
-        return results, replay
-
-
-class StillTape(AgainTape):
-    """Replays leave the results as they were recorded."""
-
-    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        def replay() -> None:
-            AgainTape.replays += 1
-
-        return run(), replay
-
-
-class BrokenTape(AgainTape):
-    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        raise RuntimeError("operation not permitted when stream is capturing")
+from tests.support.tapes import AgainTape, BrokenTape, KernelTape, StillTape, use_tape
 
 
 @pytest.fixture
 def tape(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
-    def use(kind: type) -> None:
-        AgainTape.replays = 0
-        monkeypatch.setattr("lsg.model.attachment.CudaTape", kind)
-        monkeypatch.setattr("lsg.model.non_private.CudaTape", kind)
-        monkeypatch.setattr(PerfConfig, "graphs", lambda self, device: self.cuda_graphs)
-        # The refresh itself cannot be recorded without a GPU. Its results then move at each logical step.
-        monkeypatch.setattr("lsg.parameters.refresh.Refresh._record", lambda self, sparsity: self._run(sparsity))
-
-    return use
+    """Replays alone: none of them is compared with a plain run (that is tests/speed/test_findings.py)."""
+    return lambda kind: use_tape(monkeypatch, kind, compares=False)
 
 
 @pytest.fixture(params=[False, True], ids=["products", "factors"], autouse=True)
@@ -108,9 +65,10 @@ def train(method: Method, perf: PerfConfig) -> Tensor:
 @pytest.mark.parametrize(
     "method", [DPSGD(), SparseDPSGD(sparsity=0.5), LSG(rank=2, sparsity=0.5), NonPrivate()], ids=str
 )
-def test_recorded_training_equals_plain_training(method: Method, tape: Callable[[type], None]) -> None:
+@pytest.mark.parametrize("kind", [AgainTape, KernelTape])
+def test_recorded_training_equals_plain_training(method: Method, kind: type, tape: Callable[[type], None]) -> None:
     wanted = train(method, PerfConfig())
-    tape(AgainTape)
+    tape(kind)
     found = train(method, PerfConfig(cuda_graphs=True))
     assert AgainTape.replays > 10
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
@@ -207,8 +165,7 @@ def test_recorded_gradients_are_apart_and_statistics_count_each_batch_once(tape:
     before = model.b.grad.clone()
     model.a.grad.mul_(5)
     assert torch.equal(model.b.grad, before)
-    # Three batches, and the recording itself, which this tape computes with and CUDA does not.
-    assert model.norm.num_batches_tracked is not None and int(model.norm.num_batches_tracked) == 3 + 1
+    assert model.norm.num_batches_tracked is not None and int(model.norm.num_batches_tracked) == 3
 
 
 def test_a_second_backward_is_refused(tape: Callable[[type], None]) -> None:
@@ -334,3 +291,35 @@ def test_a_recorded_refresh_does_not_read_where_weights_no_longer_are(monkeypatc
     assert refresh(3) and FakeGraph.replays == 2  # recorded anew
     assert not refresh(4) and FakeGraph.replays == 3
     del old
+
+
+def test_a_refresh_is_not_recorded_where_no_step_is_like_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(self: Refresh, sparsity: float) -> None:
+        recorded.append(sparsity)
+        self._run(sparsity)
+        self._graph = FakeGraph()  # type: ignore[assignment]
+
+    monkeypatch.setattr(Refresh, "_record", record)
+    slots = [Slot("weight", nn.Parameter(torch.randn(20, 20)), Layout(transposed=True))]
+    method = LSG(rank=2, sparsity=0.5, schedule=Ramp(0, 5))
+    refresh = Refresh(make_stacks(slots), slots, method, torch.Generator().manual_seed(0), cuda_graph=True)
+    moved = [refresh(step) for step in range(9)]
+    assert recorded == [0.0, 0.5]  # the first, and when the ramp is over
+    assert moved == [True] * 7 + [False] * 2
+
+
+def test_what_is_discarded_over_and_over_is_no_longer_recorded(tape: Callable[[type], None]) -> None:
+    """A schedule that moves subspaces at each step: recordings would cost more than they save."""
+    tape(AgainTape)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+    slots = [Slot(name, parameter, None) for name, parameter in model.named_parameters()]
+    for slot in slots:
+        slot.prepare(8)
+    forward = GraphedForward(lambda x: model(x) + slots[3].carriers[0], model, slots, AgainTape())
+    for _ in range(10):
+        for _ in range(4):
+            forward(torch.randn(8, 12))
+        forward.discard_recordings()
+    assert forward.recorded == 4

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
-from lsg import LSG, ConfigurationError, PerfConfig, PrivacyEngine, PrivacyError
+from lsg import DPSGD, LSG, ConfigurationError, PerfConfig, PrivacyEngine
 from lsg.bench.contenders import Setting, private
 from lsg.bench.presets import Preset, workload
 from lsg.perf import padded_size
+from tests.support.reference import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself
 
@@ -143,23 +144,6 @@ class LossInside(nn.Module):
         return self.layer(x).pow(2).mean()
 
 
-def test_padding_refuses_a_loss_inside_the_model() -> None:
-    model = LossInside()
-    engine = PrivacyEngine()
-    loader: Any = DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3)
-    engine.make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        data_loader=loader,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        max_physical_batch_size=8,
-        perf=PerfConfig(compile=True),
-    )
-    with pytest.raises(PrivacyError, match="pad=False"):
-        model(torch.randn(3, 4))
-
-
 class Flattened(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,28 +153,46 @@ class Flattened(nn.Module):
         return self.layer(x).reshape(-1, 1)
 
 
-def test_padding_never_enters_a_sum_and_outputs_without_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [LossInside, Flattened])
+def test_where_padding_cannot_be_told_from_samples_there_is_none(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's own loss would be over padding, too; results that are not one row a sample cannot be cut."""
     monkeypatch.setattr("torch.compile", lambda forward, mode=None: forward)
-    for model in (Flattened(), nn.Sequential(nn.Linear(4, 2), nn.Tanh())):
-        _, optimizer, _ = PrivacyEngine().make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            max_physical_batch_size=64,
-            perf=PerfConfig(compile=True),
-        )
-        if isinstance(model, Flattened):
-            with pytest.raises(PrivacyError, match="cannot be told"):
-                model(torch.randn(5, 4))
-            continue
-        model(torch.randn(5, 4)).square().sum(1).mean().backward()
-        for parts in optimizer.gradients.recorder.per_sample():
-            for part in parts:
-                part[5:] = 1e3  # as if padding had got gradients
-        optimizer.gradients.collect(5)
-        assert float(optimizer.gradients.sum.vector.norm()) <= 5.0
+    torch.manual_seed(0)
+    plain = make()
+    x = torch.randn(3, 4)
+    found = {}
+    for perf in (PerfConfig(compile=True), PerfConfig()):
+        model = copy.deepcopy(plain)
+        engine, _, _ = attach(model, DPSGD(), perf=perf, max_physical_batch_size=64)
+        for _ in range(2):
+            model.zero_grad()
+            before = torch.get_rng_state()
+            model(x).square().mean().backward()
+            assert torch.equal(torch.get_rng_state(), before)
+        assert engine._recorder.batch.size == 3
+        found[perf] = engine.per_sample_gradients()
+    for name, gradient in found[PerfConfig()].items():
+        torch.testing.assert_close(found[PerfConfig(compile=True)][name], gradient)
+
+
+def test_padding_never_enters_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda forward, mode=None: forward)
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+    _, optimizer, _ = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        max_physical_batch_size=64,
+        perf=PerfConfig(compile=True),
+    )
+    model(torch.randn(5, 4)).square().sum(1).mean().backward()
+    for parts in optimizer.gradients.recorder.per_sample():
+        for part in parts:
+            part[5:] = 1e3  # as if padding had got gradients
+    optimizer.gradients.collect(5)
+    assert float(optimizer.gradients.sum.vector.norm()) <= 5.0
 
 
 @pytest.mark.parametrize(
@@ -226,5 +228,7 @@ def test_a_copy_of_a_compiled_model_can_be_compiled_and_detached_itself(monkeypa
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError):
         PerfConfig(compile="yes")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="cuda_graphs must be None, True or False"):
+        PerfConfig(cuda_graphs="yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="max_tokens must be at least 1"):
         PerfConfig(max_tokens=0)

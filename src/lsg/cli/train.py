@@ -98,8 +98,8 @@ _HELP = {
         "precision": f"One of {', '.join(PRECISIONS)}.",
         "max_physical_batch_size": "Samples (or views of them) computed at once: lower it if memory runs out.",
         "max_physical_tokens": "Of texts, tokens computed at once: records times the longest of them.",
-        "compile": "Compile the model: worth it for long runs.",
-        "cuda_graphs": "Record and replay the GPU's work.",
+        "compile": "Compile the model. Without it, where a GPU's run is long enough to win the time back.",
+        "cuda_graphs": "Record and replay the GPU's work. Without it, where the model was seen to be safe for that.",
     },
 }
 

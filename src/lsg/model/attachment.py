@@ -4,6 +4,7 @@ A forward of the model goes through `RootForward`: `begin` (the recorder makes s
 forward is of a new kind), the model's own forward with its layers' rules, `end`. What is called does not call back.
 """
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +27,9 @@ from lsg.model.recorder import Recorder
 from lsg.model.root_forward import CallWhileAlive, RootForward
 from lsg.parameters.slot import Slot
 from lsg.perf import PerfConfig
+from lsg.speed.compile_choice import COMPILING, CompileChoice
 from lsg.speed.fast_forward import FastForward, pad_rows
-from lsg.speed.graphs import CudaTape
+from lsg.speed.tape import CudaTape
 
 
 class Attachment:
@@ -50,6 +52,8 @@ class Attachment:
             tape = CudaTape() if perf.graphs(device) else None
             slots = list(recorder.slots.values())
             self.fast = FastForward(model, slots, compiled=perf.compiles, tape=tape, before_run=self._rules.restart)
+        self._may_compile = perf.compile is None
+        self._choice: CompileChoice | None = None
         self._moves_seen = 0
         self._root = RootForward(model, self)
         self._checked = CheckedForwards(model, self._rules, recorder, self._root, self.fast, loss_reduction)
@@ -85,6 +89,7 @@ class Attachment:
                 "it tensors, in tuples, lists, dictionaries or dataclasses"
             )
         if size is not None:
+            self._choose_compilation()
             refuse_results(inputs, (c for slot in self.recorder.slots.values() for c in slot.carriers))
             # The first forward of a logical step makes its subspaces: only here are the weights sure to be those that
             # the step starts from (an optimizer, a schedule or the user may change them after the last step).
@@ -103,6 +108,28 @@ class Attachment:
     def check(self, inputs: tuple[Any, Any]) -> None:
         """Look at the model with these inputs, of which something is new."""
         self._checked.check(inputs)
+
+    def expect_steps(self, steps: int) -> None:
+        """So many logical steps are planned: whether it pays to compile will be seen from the first ones."""
+        if self.fast is not None and self._may_compile:
+            on_gpu = self.recorder.generator.device.type == "cuda"
+            self._choice = CompileChoice(steps, torch.cuda.synchronize if on_gpu else lambda: None)
+
+    def _choose_compilation(self) -> None:
+        step = self.recorder.subspaces.step
+        saved = None if self._choice is None else self._choice.step_begins(step)
+        if saved is None or self.fast is None or not self.fast.records:
+            return
+        print(
+            f"lsg: compiling the model, which takes about {COMPILING:.0f} s and saves about {saved:.0f} s of what is "
+            "left (engine.compile_seconds has its time; PerfConfig(compile=False) keeps lsg from it)",
+            file=sys.stderr,
+        )
+        self.fast.choose_compiled()
+
+    def stop_padding(self) -> None:
+        """From now on batches are as large as they are."""
+        self.recorder.stop_padding()
 
     def _discard_recordings_of_moved_subspaces(self) -> None:
         moves = self.recorder.subspaces.moves

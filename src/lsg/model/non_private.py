@@ -11,14 +11,14 @@ from lsg.model.inputs import batch_size
 from lsg.parameters.factored_calls import Calls
 from lsg.perf import PerfConfig
 from lsg.speed.fast_forward import FastForward
-from lsg.speed.graphs import CudaTape
+from lsg.speed.tape import CudaTape
 
 
 class ParameterAsSlot:
     """A parameter where a recording looks for a slot: what it computes is the parameter's own gradient."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parameter = name, parameter
         self.calls = Calls()  # never any
 
     @property
@@ -43,7 +43,9 @@ class NonPrivateModel:
         device = trained[0].device.type
         if perf.fast(device):
             tape = CudaTape() if perf.graphs(device) else None
-            self.fast = FastForward(model, [ParameterAsSlot(p) for p in trained], compiled=perf.compiles, tape=tape)
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            slots = [ParameterAsSlot(names.get(id(p), "a parameter"), p) for p in trained]
+            self.fast = FastForward(model, slots, compiled=perf.compiles, tape=tape)
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():

@@ -88,6 +88,11 @@ class Recorder:
                     "before, or detach first and call make_private again"
                 )
 
+    def stop_padding(self) -> None:
+        """From now on micro-batches have as many rows as samples."""
+        self._pads = False
+        self.batch.size = None
+
     def ready(self) -> dict[str, Slot]:
         """The slots, with the subspaces of the current step."""
         if self.subspaces.refresh_if_stale(gradients_wait=self.pending):

@@ -5,6 +5,7 @@ It is replaced on the instance, so that `model(x)` and `model.forward(x)` take t
 
 import weakref
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from lsg.errors import PrivacyError
 from lsg.layers.install import patched_method
 from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
 from lsg.layers.patched_module import Batch, PatchedModule, UnknownCall
-from lsg.speed.fast_forward import cut_rows, signed
+from lsg.speed.fast_forward import NoRows, cut_rows, signed
 
 
 class ForwardEvents(Protocol):
@@ -35,6 +36,9 @@ class ForwardEvents(Protocol):
 
     def check(self, inputs: tuple[Any, Any]) -> None:
         """Look at the model with these inputs, of which something is new."""
+
+    def stop_padding(self) -> None:
+        """From now on batches are as large as they are."""
 
 
 class RootForward:
@@ -65,16 +69,23 @@ class RootForward:
         if not torch.is_grad_enabled() or events.batch.in_forward or events.batch.watch is not None:
             return self.replaced(*args, **kwargs)
         inputs = _begin(events, args, kwargs)
+        batch = events.batch
+        if batch.size is None or batch.records is None or batch.size == batch.records:
+            output = self._run(events, inputs)
+            _end(events, output)
+            return output
+        restore = _mark(self._model, events)
         output = self._run(events, inputs)
         _end(events, output)
-        batch = events.batch
-        if batch.size is not None and batch.records is not None and batch.size > batch.records:
+        try:
             return cut_rows(output, batch.records, batch.size)
-        return output
+        except NoRows:  # a loss over padding, say: the model runs again without
+            restore()
+            events.stop_padding()
+        return self(*args, **kwargs)
 
     def _run(self, events: ForwardEvents, inputs: tuple[Any, Any], *, again: bool = False) -> Any:
-        random = torch.get_rng_state()
-        restore = snapshot(self._model) if events.keeps_state else None
+        restore = _mark(self._model, events)
         events.batch.in_forward = True
         try:
             return self.replaced(*inputs[0], **inputs[1])
@@ -87,9 +98,7 @@ class RootForward:
                 f"{unknown} is called in a way that the check on a few records of the batch does not see, so lsg "
                 "cannot know where its samples are: let the model do with many records what it does with few"
             )
-        torch.set_rng_state(random)
-        if restore is not None:
-            restore()
+        restore()
         events.check(inputs)
         return self._run(events, _begin(events, *inputs), again=True)
 
@@ -102,6 +111,23 @@ def _begin(events: ForwardEvents, args: tuple[Any, ...], kwargs: dict[str, Any])
 @torch.compiler.disable
 def _end(events: ForwardEvents, output: Any) -> None:
     events.end(output)
+
+
+@torch.compiler.disable
+def _mark(model: nn.Module, events: ForwardEvents) -> Callable[[], None]:
+    """Returns what brings back random numbers, and what the model keeps, as they are now."""
+    numbers = torch.get_rng_state()
+    cuda = {p.device: torch.cuda.get_rng_state(p.device) for p in islice(model.parameters(), 1) if p.is_cuda}
+    put_back = snapshot(model) if events.keeps_state else None
+
+    def restore() -> None:
+        torch.set_rng_state(numbers)
+        for device, state in cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        if put_back is not None:
+            put_back()
+
+    return restore
 
 
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lsg.methods import Method
+from lsg.parameters.garbage import without_garbage_collection
 from lsg.parameters.slot import Slot
 from lsg.parameters.stack import Stack
 from lsg.subspace.decompose import gaussian
@@ -33,6 +34,8 @@ class Refresh:
         self._wants_graph = cuda_graph and bool(stacks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_is_for: tuple[Any, ...] = ()
+        self._replayed = True  # whether the last recording has been of use
+        self._last: tuple[Any, ...] = ()  # what the last refresh was for
         self._streams: list[torch.cuda.Stream] | None = None  # there are few, and libraries keep memory for each
 
     def __call__(self, step: int) -> bool:
@@ -43,9 +46,14 @@ class Refresh:
             is_for = sparsity, *(slot.value.data_ptr() for slot in self._slots)
             if self._graph is not None and self._graph_is_for == is_for:
                 self._graph.replay()
+                self._replayed = True
                 return False
-            self._record(sparsity)
-            self._graph_is_for = is_for
+            if self._replayed or self._last == is_for:
+                self._record(sparsity)
+                self._graph_is_for, self._replayed = is_for, False
+            else:  # a schedule that changes the sparsity at each step: recordings would not be replayed
+                self._run(sparsity)
+            self._last = is_for
         else:
             self._run(sparsity)
         return bool(self._stacks)
@@ -73,7 +81,7 @@ class Refresh:
         with torch.cuda.stream(aside):
             self._run(sparsity, streams)  # libraries set up their workspaces for the streams that are recorded
         torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(graph, stream=aside):
+        with without_garbage_collection(), torch.cuda.graph(graph, stream=aside):
             self._run(sparsity, streams)
         self._generator.set_state(before)  # as if nothing had been drawn yet: the same subspaces as without recording
         graph.replay()

@@ -237,6 +237,9 @@ class Recordable(Protocol):
     calls: Calls
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def parameter(self) -> nn.Parameter: ...
 
     @property

@@ -31,6 +31,11 @@ class Subspaces:
         self._before_refresh = generator.get_state()
         self.moves = 0  # how often they have moved in memory: whoever recorded their place has to look again
 
+    @property
+    def step(self) -> int:
+        """The logical step that they are, or will be, for."""
+        return self._step
+
     def refresh_if_stale(self, *, gradients_wait: bool) -> bool:
         """Make them for this step, unless they are, or a logical batch or waiting gradients need those there are.
 

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import time
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
+from lsg.errors import LsgError, first_line, is_out_of_memory
 from lsg.layers.instance_methods import nothing, register_patch, swap_in, swap_out
 from lsg.parameters.slot import Recordable
 from lsg.speed.device_constants import without_host_constants
-from lsg.speed.graphs import GraphedForward, Tape
+from lsg.speed.graphs import GraphedForward
+from lsg.speed.tape import Tape
 from lsg.speed.transformers_masks import without_needless_masks
 
 
@@ -38,15 +40,30 @@ class FastForward:
     ) -> None:
         """before_run: to be called before each run of the model's own forward; recordings have several at a time."""
         self.seconds = 0.0  # spent in calls that compiled or recorded something
-        self._model = model
+        self._model, self._slots, self._tape, self._before_run = model, slots, tape, before_run
         self.own_forward = swap_in(model, "forward", signed(model.forward, _forward))
-        run: Callable[..., Any] = _compiled(self.own_forward) if compiled else self.own_forward
-        if tape is not None and not compiled:  # a compiler makes constants by itself
-            run = without_host_constants(run)
-        run = _after(before_run, run)
-        self._graphed = None if tape is None else GraphedForward(run, model, slots, tape)
-        self._run = self._graphed or run
+        self._graphed: GraphedForward | None = None
+        self._chosen = False  # whether it was lsg that chose to compile
+        self._run = self._way(compiled=compiled)
         model.__dict__["_lsg_fast"] = self
+
+    def _way(self, *, compiled: bool) -> Callable[..., Any]:
+        """A way to run the model, with no recordings yet."""
+        run: Callable[..., Any] = _compiled(self.own_forward) if compiled else self.own_forward
+        if self._tape is not None and not compiled:  # a compiler makes constants by itself
+            run = without_host_constants(run)
+        run = _after(self._before_run, run)
+        self._graphed = None if self._tape is None else GraphedForward(run, self._model, self._slots, self._tape)
+        return self._graphed or run
+
+    @property
+    def records(self) -> bool:
+        """Whether the model is recorded, or will be."""
+        return self._graphed is not None and self._graphed.recordable
+
+    def choose_compiled(self) -> None:
+        """From the next forward on. A model that cannot be compiled goes on as it was."""
+        self._chosen, self._run = True, self._way(compiled=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -55,10 +72,19 @@ class FastForward:
         return (nothing, ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a user's own compiler has it in hand
             return self.own_forward(*args, **kwargs)
         made, start = self._made(), time.perf_counter()
-        out = self._run(*args, **kwargs)
+        try:
+            out = self._run(*args, **kwargs)
+        except Exception as error:
+            if not self._chosen or isinstance(error, LsgError) or is_out_of_memory(error):
+                raise
+            self._chosen, self._run = False, self._way(compiled=False)
+            warnings.warn(
+                f"compile: this model cannot be compiled, and goes on without ({first_line(error)})", stacklevel=2
+            )
+            out = self._run(*args, **kwargs)
         if self._made() != made:
             self.seconds += time.perf_counter() - start
         return out
@@ -74,6 +100,7 @@ class FastForward:
             self._graphed.discard_recordings()
 
     def remove(self) -> None:
+        self.discard_recordings()  # their memory is the next run's
         swap_out(self._model, "forward", self.own_forward)
         del self._model.__dict__["_lsg_fast"]
 
@@ -149,18 +176,18 @@ def pad_rows(inputs: Any, size: int, padded: int) -> Any:
     return pytree.tree_map_only(Tensor, pad, inputs)
 
 
+class NoRows(Exception):  # noqa: N818  (whoever pads runs the model again without)
+    """A model returned a result in which padding cannot be told from samples."""
+
+
 def cut_rows(output: Any, size: int, padded: int) -> Any:
-    """The model's output without the rows that padding added: they get no gradient."""
+    """The model's output without the rows that padding added: they get no gradient. Raises NoRows."""
 
     def cut(t: Tensor) -> Tensor:
         if t.dim() > 0 and t.shape[0] == padded:
             return t[:size]
         if t.requires_grad:
-            raise PrivacyError(
-                f"the model returned a result of shape {tuple(t.shape)} for a batch padded to {padded} samples, so the "
-                "padding cannot be told from the samples: return one row for each sample (and compute the loss outside "
-                "the model), or use PerfConfig(pad=False)"
-            )
+            raise NoRows
         return t
 
     if isinstance(output, dict):  # transformers' outputs are dicts of a class of their own

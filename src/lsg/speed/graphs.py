@@ -4,72 +4,56 @@ The first batch of a shape runs as usual, where checks and lazy set-up happen; t
 recording is replayed on the new inputs. Per-sample gradients are written into the same memory each time, which is safe
 because they are summed up before the next forward; where they wait for that, or a backward is still to come, the
 forward runs as usual. The same holds for the inputs and output gradients that dense weights leave in place of them.
+
+A replay runs no Python, and reads the memory that was recorded. So a model is recorded only after it was seen to be one
+of its inputs, parameters and buffers alone, and is watched on:
+
+- a forward that changes what modules hold in Python, or that has hooks inside, is not recorded (`python_state.py`);
+- numbers among the modules' attributes belong to the shape: with others there is another recording;
+- a tensor that is read and is none of these is either a module's attribute, and its place is looked at before each
+  replay, or the model is not recorded (`outside_reads.py`);
+- what all this cannot see (a global number, Python's random numbers) shows by value: the first replays of a recording,
+  and others now and then, are compared with a plain run (`comparison.py`), and the batch itself runs as usual.
+
+Random numbers are no obstacle to that: a replayed graph draws from PyTorch's generator what its kernels would draw when
+launched one by one from the same state, so both start there. (PyTorch adds the generator's offset at each replay to the
+offsets of a recording's kernels, which count from zero.) Plain runs to compare with are told that they are recorded,
+so that they take the same kernels.
+
+A model that is found out runs as usual from then on.
 """
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lsg.errors import PrivacyError
-from lsg.layers.autograd_functions import fixed_signature
-from lsg.parameters.factored_calls import Call, Calls
-from lsg.parameters.slot import Recordable, calls_apart
-from lsg.speed.transformers_masks import without_needless_masks
+from lsg.parameters.slot import Recordable
+from lsg.speed.comparison import is_due
+from lsg.speed.python_state import changed_name, hooked, number_names, numbers, python_state
+from lsg.speed.recording import Pass, Recording
+from lsg.speed.tape import Tape
+from lsg.speed.trial import CONSTANT
 
-_MOST_RECORDINGS = 24  # each keeps a micro-batch's per-sample gradients
-_CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # inputs that are what they are, for good
-_A_TENSOR = object()  # stands for one among what a model returned
-
-
-class Tape(Protocol):
-    """Records what a function does with tensors; returns its results and a way to compute them again in place."""
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """Around a run before the recording, in which libraries do what they do once."""
-
-    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]: ...
+_MOST_SHAPES = 24  # each keeps a micro-batch's per-sample gradients
+_MOST_CHANGES = 3  # forwards with inputs of one shape that change something in Python: not all of them fill a cache
+_MOST_NUMBERS = 8  # different sets of numbers among the modules' attributes: more are no settings
+_MOST_DISCARDS = 3  # of recordings, after which shapes have to come often before they are recorded again
+_OFTEN = 100
 
 
-class CudaTape:
-    """Recordings that share memory: only one of them is between its forward and the end of its backward at a time."""
+class _Shape:
+    """What is known of one kind of forward."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """On a stream of its own. Models that ask whether they are being recorded (transformers builds other attention
-        masks then, which take other kernels) are told so already. Random numbers drawn here are given back.
-        """
-        drawn, asked = torch.cuda.get_rng_state(), torch.cuda.is_current_stream_capturing
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        torch.cuda.is_current_stream_capturing = lambda: True
-        try:
-            with torch.cuda.stream(aside):
-                yield
-        finally:
-            torch.cuda.is_current_stream_capturing = asked
-            torch.cuda.current_stream().wait_stream(aside)
-            torch.cuda.set_rng_state(drawn)
-
-    def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.current_stream()):  # a recording that fails does not go back to it by itself
-            try:
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    results = run()
-            except RuntimeError:
-                with torch.cuda.graph(torch.cuda.CUDAGraph()):  # nor does PyTorch's generator, before one succeeds
-                    torch.ones((), device="cuda").add_(1)
-                raise
-        return results, graph.replay
+        self.seen = 0  # forwards that left in Python what they found there
+        self.replays = 0
+        self.recording: Recording | None = None
 
 
 class GraphedForward:
@@ -84,51 +68,122 @@ class GraphedForward:
                 return forward(*args, **kwargs)
 
         self._forward = on_the_device
-        self._recordings: dict[Any, _Recording | None] = {}  # None: seen once
-        self._recordable = True
+        self._shapes: dict[Any, _Shape] = {}
+        self._changes: Counter[Any] = Counter()  # by inputs: forwards that changed what modules hold in Python
+        self._numbers_seen: list[tuple[Any, ...]] = []
+        self._discards = 0
+        self.recordable = True
         self.recorded = 0
-        self._in_flight: weakref.ref[_Pass] | None = None
+        self._in_flight: weakref.ref[Pass] | None = None
 
     def discard_recordings(self) -> None:
         """What recordings read from has moved, so that they are made anew."""
-        self._recordings.clear()
+        self._discards += any(shape.recording is not None for shape in self._shapes.values())
+        self._shapes.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._recordable:
-            return self._forward(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if not all(isinstance(leaf, Tensor | _CONSTANT) for leaf in leaves):
-            return self._forward(*args, **kwargs)  # an object may hold other tensors at the next call
-        key = (structure, *map(_signature, leaves), self._surroundings())
-        if key not in self._recordings and len(self._recordings) < _MOST_RECORDINGS:
-            self._recordings[key] = None
+        if not self.recordable or not all(map(_is_recordable, leaves)):
             return self._forward(*args, **kwargs)
-        if key not in self._recordings or self._occupied():
+        inputs = (structure, *map(_signature, leaves))
+        surroundings = self._surroundings()
+        shape = self._shape((inputs, surroundings)) if surroundings is not None else None
+        if shape is None or self._occupied():
             return self._forward(*args, **kwargs)
-        recording = self._recordings[key]
-        if recording is None:
-            recording = _Recording(self._forward, leaves, structure, self._slots, list(self._model.buffers()))
-            try:
-                recording.record(self._tape)
-            except RuntimeError as error:
-                self._recordable = False
-                reason = str(_first_cause(error)).splitlines()[0]
-                warnings.warn(
-                    f"cuda_graphs: this model cannot be recorded, so it runs as usual ({reason})", stacklevel=2
-                )
-                return self._forward(*args, **kwargs)
-            self._recordings[key] = recording
-            self.recorded += 1
-        out, this_pass = recording.replay(leaves)
+        if shape.seen < (1 if self._discards <= _MOST_DISCARDS else _OFTEN):
+            return self._run_watched(shape, inputs, args, kwargs)
+        try:
+            finding = self._prepare(shape, leaves, structure)
+        except Exception as error:  # whatever it is, the plain forward will tell if it is the model's own
+            finding = f"this model cannot be recorded ({str(_first_cause(error)).splitlines()[0]})"
+        if finding is not None:
+            self._give_up(finding)
+            return self._forward(*args, **kwargs)
+        if is_due(shape.replays):
+            return self._watch_backward(self._forward(*args, **kwargs))
+        assert shape.recording is not None
+        out, this_pass = shape.recording.replay(leaves)
         self._in_flight = weakref.ref(this_pass)
         return out
 
-    def _surroundings(self) -> tuple[Any, ...]:
-        """What else a recording depends on: precision, what is trained, modules' modes, where the weights are."""
-        tensors = (*self._model.parameters(), *self._model.buffers())
+    def _shape(self, key: Any) -> _Shape | None:
+        if key not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+            self._shapes[key] = _Shape()
+        return self._shapes.get(key)
+
+    def _run_watched(self, shape: _Shape, inputs: Any, args: Any, kwargs: Any) -> Any:
+        """As usual, and look whether the forward leaves in Python what it found there."""
+        before = python_state(self._model)
+        out = self._forward(*args, **kwargs)
+        changed = changed_name(before, python_state(self._model))
+        if changed is None:
+            shape.seen += 1
+        else:
+            self._changes[inputs] += 1
+        if self._changes[inputs] == _MOST_CHANGES:
+            self._give_up(f"the model's forward changes '{changed}', which a recording would not do")
+        return self._watch_backward(out)
+
+    def _watch_backward(self, output: Any) -> Any:
+        """Of a plain forward: a second backward through it is one that a recording could not do."""
+        passes: set[int] = set()
+
+        def look(gradient: Tensor) -> None:
+            passes.add(torch._C._current_graph_task_id())
+            if len(passes) > 1:
+                self._give_up("backward is called twice for one forward of this model, which a recording cannot do")
+
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(look)
+        return output
+
+    def _prepare(self, shape: _Shape, leaves: list[Any], structure: Any) -> str | None:
+        """Makes the shape ready for one more replay. Returns what speaks against it."""
+        if shape.recording is None:
+            recording = Recording(self._forward, leaves, structure, self._slots, self._model)
+            outside = recording.record(self._tape)
+            if outside is not None:
+                return outside
+            shape.recording = recording
+            self.recorded += 1
+        shape.replays += 1
+        moved = shape.recording.moved()
+        if moved is not None:
+            return f"'{moved}', which the model's forward reads, is another tensor than before: pass it as an input"
+        difference = shape.recording.difference(leaves, self._tape) if is_due(shape.replays) else None
+        if difference is None:
+            return None
+        return (
+            f"a recording computes something else than the model ({difference}), whose forward reads what is not its "
+            "input, or draws random numbers in Python"
+        )
+
+    def _give_up(self, finding: str) -> None:
+        """Run as usual from now on, and say why, once."""
+        if self.recordable:
+            self.recordable = False
+            self._shapes.clear()
+            warnings.warn(f"cuda_graphs: {finding}. The model runs without recordings from now on", stacklevel=2)
+
+    def _surroundings(self) -> Any:
+        """What a recording depends on beside its inputs: precision, numbers and modes of modules, where tensors are and
+        whether they are trained. None where they are such that nothing is recorded any more."""
+        modules = list(self._model.modules())
+        with_hook = hooked(modules[1:])
+        if with_hook is not None:
+            name = next(name for name, module in self._model.named_modules() if module is with_hook)
+            return self._give_up(f"'{name}' has a hook, which a recording would not call")
+        now = numbers(modules)
+        if now not in self._numbers_seen:
+            self._numbers_seen.append(now)
+        if len(self._numbers_seen) > _MOST_NUMBERS:
+            pairs = zip(number_names(self._model), self._numbers_seen[-2], now, strict=False)
+            changed = [name for name, before, after in pairs if before != after]
+            return self._give_up(f"attributes of the model ({', '.join(changed[:3])}) get other values over and over")
+        tensors = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
         cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        modes = tuple(module.training for module in self._model.modules())
-        return cast, modes, tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors)
+        return cast, self._numbers_seen.index(now), tuple((t.data_ptr(), t.requires_grad) for t in tensors)
 
     def _occupied(self) -> bool:
         """Whether a recording's memory is still needed: its backward may come, or its gradients wait to be summed."""
@@ -136,160 +191,9 @@ class GraphedForward:
         return (last is not None and not last.done) or any(slot.pending for slot in self._slots)
 
 
-class _Pass:
-    """One forward of a recording; gone when nothing can call its backward any more."""
-
-    def __init__(self) -> None:
-        self.done = False
-
-
-class _Recording:
-    """A forward and its backward at one shape, on inputs, outputs and gradients of its own."""
-
-    def __init__(
-        self,
-        forward: Callable[..., Any],
-        leaves: list[Any],
-        structure: Any,
-        slots: Sequence[Recordable],
-        buffers: Sequence[Tensor],
-    ) -> None:
-        self._forward, self._structure, self._buffers = forward, structure, buffers
-        self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._slots = slots
-        self._live: list[Tensor] = []  # outputs with their autograd graph, between recording forward and backward
-        self._reached: list[int] = []  # which carriers get a gradient
-        self._leaves: list[Tensor] = []  # the carriers used, between recording forward and backward
-        self._calls: list[Calls] = []  # of each slot, likewise
-        self._called: list[tuple[Recordable, bool]] = []  # calls that get a gradient: of what, and whether (in, out)
-
-    def record(self, tape: Tape) -> None:
-        torch.clear_autocast_cache()  # a cast from before would belong to no recording
-        try:
-            with _kept(self._buffers), tape.rehearsal():
-                self._output_gradients = [torch.zeros_like(output) for output in self._record_forward()]
-                self._record_backward()
-            torch.clear_autocast_cache()
-            self._outputs, self._run_forward = tape.record(self._record_forward)
-            self._gradients, self._run_backward = tape.record(self._record_backward)
-        finally:
-            torch.clear_autocast_cache()
-            self._live, self._leaves, self._calls = [], [], []
-
-    def _record_forward(self) -> list[Tensor]:
-        args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
-        with ExitStack() as stack:
-            self._calls = stack.enter_context(calls_apart(self._slots))
-            # New carriers: those of a loss that is still held belong to the stream of its forward, and a recording may
-            # not touch another stream.
-            self._leaves = [leaf for slot in self._slots for leaf in stack.enter_context(slot.apart())]
-            stack.enter_context(without_needless_masks())
-            out = self._forward(*args, **kwargs)
-        leaves, self._out_structure = pytree.tree_flatten(out)
-        self._out_leaves = [_A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._live = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return [leaf.detach() for leaf in self._live]
-
-    def _record_backward(self) -> list[Tensor]:
-        pairs = [(o, g) for o, g in zip(self._live, self._output_gradients, strict=True) if o.requires_grad]
-        outputs, gradients = zip(*pairs, strict=True)
-        carriers = self._leaves
-        by_slot = zip(self._slots, self._calls, strict=True)
-        made = [(slot, carrier, calls) for slot, calls in by_slot for carrier in calls.made or ()]
-        with torch.autocast(outputs[0].device.type, enabled=False):  # as a backward outside of autocast's block
-            wanted = [*carriers, *(carrier for _, carrier, _ in made)]
-            found = torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-        self._reached = [i for i, gradient in enumerate(found[: len(carriers)]) if gradient is not None]
-        called = [call for call, gradient in zip(made, found[len(carriers) :], strict=True) if gradient is not None]
-        inputs = [calls.inputs[carrier] for _, carrier, calls in called]
-        self._called = [(slot, i.stored_inputs_first) for (slot, _, _), i in zip(called, inputs, strict=True)]
-        if not self._reached and not self._called:
-            raise RuntimeError("no trained parameter is reached")
-        return [*_apart(gradient for gradient in found if gradient is not None), *(i.x for i in inputs)]
-
-    def _carriers(self) -> list[Tensor]:
-        return [carrier for slot in self._slots for carrier in slot.carriers]
-
-    def replay(self, leaves: list[Any]) -> tuple[Any, _Pass]:
-        for mine, given in zip(self._inputs, leaves, strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(given)
-        self._run_forward()
-        this_pass = _Pass()
-        carriers = self._carriers()
-        reached = [carriers[i] for i in self._reached]
-        calls = [_begin(*call, g) for call, g in zip(self._called, self._of_calls(), strict=True)]
-        anchor = torch.zeros((), device=self._slots[0].parameter.device, requires_grad=True)
-        copies = iter(_Replay.apply(anchor, self, this_pass, reached, calls, *self._outputs))
-        out = [next(copies) if leaf is _A_TENSOR else leaf for leaf in self._out_leaves]
-        return pytree.tree_unflatten(out, self._out_structure), this_pass
-
-    def _of_calls(self) -> list[Tensor]:
-        """Gradients of the calls' outputs."""
-        return self._gradients[len(self._reached) :][: len(self._called)]
-
-    def backward(self, gradients: Sequence[Tensor], reached: Sequence[Tensor], calls: Sequence[Call]) -> None:
-        """Per-sample gradients of `gradients` (of the outputs) into the carriers, and their factors into the calls."""
-        for mine, given in zip(self._output_gradients, gradients, strict=True):
-            mine.copy_(given)
-        self._run_backward()
-        for carrier, gradient in zip(reached, self._gradients, strict=False):
-            carrier.grad = gradient if carrier.grad is None else carrier.grad + gradient
-        inputs = self._gradients[len(reached) + len(calls) :]
-        for call, gradient, x in zip(calls, self._of_calls(), inputs, strict=True):
-            call.carrier.grad = gradient
-            call.keep(x)
-
-
-class _Replay(torch.autograd.Function):
-    """Ties a replayed forward to its replayed backward. The outputs are copies: the next replay writes over its own."""
-
-    @staticmethod
-    @fixed_signature
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        recording: _Recording,
-        this_pass: _Pass,
-        reached: list[Tensor],
-        calls: list[Call],
-        *outputs: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.recording, ctx.this_pass, ctx.reached, ctx.calls = recording, this_pass, reached, calls
-        return tuple(output.clone() for output in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        if ctx.this_pass.done:
-            raise PrivacyError("cuda_graphs: backward was called twice for one forward; set cuda_graphs=False for that")
-        ctx.this_pass.done = True
-        ctx.recording.backward(gradients, ctx.reached, ctx.calls)
-        return (None,) * (5 + len(gradients))
-
-
-@contextmanager
-def _kept(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """Running statistics, say, as if nothing had been run here."""
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
-
-
-def _apart(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
-    """In memory of their own: autograd may hand out one tensor for two leaves, and each is changed by itself."""
-    seen: set[int] = set()
-    for gradient in gradients:
-        yield gradient.clone() if gradient.data_ptr() in seen else gradient
-        seen.add(gradient.data_ptr())
-
-
-def _begin(slot: Recordable, stored_inputs_first: bool, like: Tensor) -> Call:
-    """A call of the present generation, with an output like this."""
-    return slot.calls.begin(tuple(like.shape), like.dtype, like.device, stored_inputs_first=stored_inputs_first)
+def _is_recordable(leaf: Any) -> bool:
+    """An object may hold other tensors at the next call, and a recording gives its inputs no gradients."""
+    return not leaf.requires_grad if isinstance(leaf, Tensor) else isinstance(leaf, CONSTANT)
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -21,6 +21,7 @@ from lsg.train.presets import preset
 # Tokens computed at once. A CPU's caches hold few.
 TOKENS = {"cpu": 2048, "cuda": 16384}
 IMAGES = 1024  # of features of images, computed at once: their networks are small
+CPU_IMAGES = 128  # of whole images in a wide ResNet: more at once are slower (results/bench/cpu-micro-batches.json)
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
 # Fields that a recipe and a run's settings have alike.
 _SAME = (
@@ -39,7 +40,7 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     task, recipe = str(given["task"]), str(given.get("recipe", "auto"))
     check_task(task)
     usual = preset(task, str(given.get("method", RunConfig.method)))
-    config = RunConfig.from_dict({**usual, **given, "recipe": recipe}, source)
+    config = RunConfig.from_dict({**usual, **_machine({**usual, **given}), **given, "recipe": recipe}, source)
     if recipe == "paper" or config.method == "non-private":
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
@@ -48,7 +49,10 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
-    settings = RunConfig.from_dict({**usual, **_machine(config), **fields, **given, "recipe": recipe}, source)
+    if TASKS[task].kind != "text":
+        usual |= {"max_physical_batch_size": IMAGES}
+    machine = _machine({**usual, **fields, **given})
+    settings = RunConfig.from_dict({**usual, **machine, **fields, **given, "recipe": recipe}, source)
     listener.note(told(_as_settled(chosen, settings), given))
     return settings
 
@@ -96,11 +100,18 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
     return method | {name: getattr(recipe, name) for name in _SAME}
 
 
-def _machine(config: RunConfig) -> dict[str, Any]:
-    """What suits the device; none of it changes a result by more than rounding."""
-    if TASKS[config.task].kind != "text":
-        return {"max_physical_batch_size": IMAGES}
-    return {"max_physical_tokens": TOKENS.get(choose_device(config.device).type, 8192)}
+def _machine(settings: dict[str, Any]) -> dict[str, Any]:
+    """What suits the device, for every recipe; none of it changes a result by more than rounding."""
+    device = choose_device(str(settings.get("device", RunConfig.device))).type
+    if TASKS[settings["task"]].kind == "text":
+        return {"max_physical_tokens": TOKENS.get(device, 8192)}
+    # The rows of a person, or of an image's views, are computed together, however many they are.
+    single = settings.get("unit_column") is None and settings.get("views", 1) == 1
+    return {"max_physical_batch_size": CPU_IMAGES} if device == "cpu" and single and _is_wide(settings) else {}
+
+
+def _is_wide(settings: dict[str, Any]) -> bool:
+    return str(settings["model"]).startswith("wrn")
 
 
 class _Quiet(Listener):

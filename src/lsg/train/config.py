@@ -46,7 +46,8 @@ class RunConfig:
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
     max_physical_batch_size, max_physical_tokens, precision, device, compile, cuda_graphs: how it is computed; none
-        changes a guarantee. precision "auto" is bf16 on a GPU and fp32 on a CPU.
+        changes a guarantee. precision "auto" is bf16 on a GPU and fp32 on a CPU; None for the last two leaves the
+        choice to lsg.PerfConfig.
     unit_column: of the ids of persons, where all records of a person are to be protected together: batch_size, epsilon
         and delta are then about persons. max_records_per_unit: the most records of a person in a step, chosen anew for
         each; None takes lsg.train.protected's.
@@ -86,8 +87,8 @@ class RunConfig:
     max_physical_tokens: int | None = None
     precision: str = "auto"
     device: str = "auto"
-    compile: bool = False
-    cuda_graphs: bool = True
+    compile: bool | None = None
+    cuda_graphs: bool | None = None
     text_column: str | None = None
     pair_column: str | None = None
     label_column: str | None = None
