@@ -27,7 +27,7 @@ def patch_products(
     (batch, r, *_), (channels, *in_sizes) = h.shape, x.shape[1:]
     on_input = _on_input_positions(h, taps, stride, padding, dilation, in_sizes)
     for dim, (size, step) in enumerate(zip(in_sizes, dilation, strict=True), start=2):
-        on_input = on_input.unfold(dim, size, step)  # windows of the input's size, one a tap: the last tap's comes first
+        on_input = on_input.unfold(dim, size, step)  # a window of the input's size for each tap, the last one first
     count = math.prod(taps)
     spread = on_input.reshape(batch, r * count, math.prod(in_sizes))
     products = (spread @ x.flatten(2).mT).reshape(batch, r, count * channels)  # by tap, the last one first, and channel
