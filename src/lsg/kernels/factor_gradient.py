@@ -21,7 +21,11 @@ _FEWEST_SAMPLES, _FEWEST_TOKENS, _LARGEST_RANK = 64, 8, 64
 
 def select(values: Tensor, kept: Tensor | None) -> Tensor:
     """The kept entries along the last dimension."""
-    return values if kept is None else values.index_select(-1, kept)
+    if kept is None:
+        return values
+    # As one matrix: PyTorch takes three to six times as long for more dimensions on a CPU.
+    rows = values.reshape(-1, values.shape[-1]).index_select(1, kept)
+    return rows.reshape(*values.shape[:-1], kept.shape[0])
 
 
 def factor_gradients(
