@@ -23,10 +23,7 @@ class Matrix:
         return row_norms(self.matrix)
 
     def weighted_sum(self, factors_B: Tensor) -> Tensor:
-        zero = factors_B == 0
-        if self.matrix.device.type == "cpu" and not zero.any():  # to ask a GPU would be to wait for it
-            return factors_B @ self.matrix
-        return factors_B @ self.matrix.masked_fill(zero.unsqueeze(1), 0.0)
+        return factors_B @ self.matrix.masked_fill((factors_B == 0).unsqueeze(1), 0.0)
 
 
 def row_norms(values: Tensor) -> Tensor:
