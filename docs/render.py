@@ -43,6 +43,18 @@ BENCHES = (
     "wrn28-4-tf32-cuda",
 )
 OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
+CPU_PARTS = (
+    "step",
+    "forward",
+    "subspaces",
+    "backward",
+    "gradients of inputs",
+    "factor products",
+    "factor products: of patches",
+    "clip and sum",
+    "noise and lift",
+    "optimizer",
+)
 SWEPT = {"rank": "rank", "sparsity": "sparsity", "length": "tokens", "width": "width", "batch": "micro_batch"}
 METHOD_TITLES = {name: known.title for name, known in METHODS.items()} | {"any": "any method"}
 SHOWN = (
@@ -333,6 +345,26 @@ def memory() -> str:
     return "\n".join(lines)
 
 
+def cpu_profile() -> str:
+    """Milliseconds a step, part by part, of non-private training and of LSG on one core."""
+    lines = ["| workload | part | non-private, ms | lsg, ms |", "|---|---|---|---|"]
+    for name, found in _bench("cpu-profile")["profiles"].items():
+        plain, private = found["non-private"], found["lsg"]
+        for part in CPU_PARTS:
+            if part in private:
+                own = f"{plain[part]:.1f}" if part in plain else "-"
+                lines.append(f"| {name} | {part} | {own} | {private[part]:.1f} |")
+    return "\n".join(lines)
+
+
+def cpu_operations() -> str:
+    """Microseconds of single operations on one core."""
+    lines = ["| layer | operation | µs |", "|---|---|---|"]
+    for layer, found in _bench("cpu-profile")["operations"].items():
+        lines += [f"| {layer} | {operation} | {microseconds:.0f} |" for operation, microseconds in found.items()]
+    return "\n".join(lines)
+
+
 def _bench(stem: str) -> dict[str, Any]:
     return json.loads((BENCH / f"{stem}.json").read_text())
 
@@ -427,7 +459,14 @@ def _demoted(page: str) -> str:
 
 PARTS = {
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
-    "performance.md": {"bench": timings, "memory": memory, "sweeps": sweeps, "accounting": accounting_costs},
+    "performance.md": {
+        "bench": timings,
+        "memory": memory,
+        "sweeps": sweeps,
+        "accounting": accounting_costs,
+        "cpu profile": cpu_profile,
+        "cpu operations": cpu_operations,
+    },
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
     "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
     "train.md": {"presets": presets, "other methods": other_methods},

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from lsg.bench.contenders import Setting, attach
+from lsg.bench.contenders import attach
 from lsg.bench.presets import workload
+from lsg.bench.setting import Setting
 from lsg.kernels.optional_triton import without_kernels
 from lsg.methods import Method
 from lsg.perf import PerfConfig

@@ -31,5 +31,8 @@ def plot_bench(document: dict[str, Any], swept: str, path: Path) -> None:
         colours = ["#888888" if n.startswith("non") else "#1f77b4" if n.startswith("lsg") else "#d9a441" for n in names]
         axis.barh(names[::-1], [rows[0][n] for n in names][::-1], color=colours[::-1])
         axis.set_xlabel("samples per second")
+        best = points[0]["best_non_private"]
+        if best is not None:
+            axis.axvline(rows[0][best], color="#888888", linestyle="--", linewidth=1)  # what ratios are against
     axis.set_title(f"{points[0]['preset']['name']}, {document['precision']}, {document['device']}")
     save_figure(figure, path)

@@ -125,6 +125,8 @@ class Workload:
 def workload(preset: Preset, device: torch.device) -> Workload:
     """The workload on a device. Embedding tables are frozen for every contender, as RGP does; all else is trained."""
     generator = torch.Generator().manual_seed(0)
+    # lsg's kernels on a GPU are for channels last; PyTorch's group norms on a CPU are slow for it.
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
     make, classes = _MAKERS[preset.kind](preset)
 
     def model() -> nn.Module:
@@ -135,12 +137,12 @@ def workload(preset: Preset, device: torch.device) -> Workload:
             if isinstance(module, nn.Embedding):
                 module.requires_grad_(False)
         made = made.to(device).train()
-        return made.to(memory_format=torch.channels_last) if preset.kind == "wrn" else made  # type: ignore[call-overload]
+        return made.to(memory_format=layout) if preset.kind == "wrn" else made  # type: ignore[call-overload]
 
     def batch() -> tuple[Tensor, Tensor]:
         if preset.kind == "wrn":
             x = torch.randn(preset.micro_batch, 3, preset.tokens, preset.tokens, generator=generator)
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.contiguous(memory_format=layout)
         else:
             x = torch.randint(5, preset.vocabulary, (preset.micro_batch, preset.tokens), generator=generator)
         if preset.kind == "causal":

@@ -3,12 +3,12 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from lsg.bench.contenders import Step
+from lsg.bench.setting import Step
 
 
 @dataclass
@@ -30,6 +30,12 @@ class Timing:
     @property
     def samples_per_second(self) -> float:
         return self.samples / self.median
+
+
+def best_non_private(timings: Sequence[Timing]) -> Timing | None:
+    """The fastest non-private contender of those that ran: what ratios are against."""
+    ran = [t for t in timings if t.name.startswith("non-private") and t.error is None]
+    return min(ran, key=lambda t: t.median, default=None)
 
 
 def measure(

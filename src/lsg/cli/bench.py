@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lsg.bench.checking import TOLERANCE, difference
-from lsg.bench.contenders import FAST, Setting, contenders
+from lsg.bench.contenders import FAST, contenders, left_out
 from lsg.bench.presets import PRESETS, Preset, preset, workload
-from lsg.bench.timing import Timing, measure
+from lsg.bench.setting import Setting
+from lsg.bench.timing import Timing, best_non_private, measure
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
 from lsg.methods import make_method
@@ -38,7 +39,10 @@ def bench(
     sweep: Annotated[str, typer.Option(help="Instead: vary one of " + ", ".join(SWEEPS))] = "",
     output: Annotated[Path, typer.Option(help="Folder for the JSON file and the plot")] = Path("runs/bench"),
 ) -> None:
-    """Time non-private training, LSG, RGP, DPSGD and Opacus on the same model, batch and precision, interleaved."""
+    """Time non-private training, LSG, RGP, DPSGD, Opacus, LoRA with Opacus and fastDP, interleaved.
+
+    All have the same model, batch and precision. Ratios are against the best non-private training of those that ran.
+    """
     console = Console()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
@@ -52,7 +56,15 @@ def bench(
         point = chosen.scaled(**{field: value})
         checks = _check(point, precision, place, only, console) if not sweep else {}
         timings = _run(point, precision, place, rounds, only or ("non-private,lsg" if sweep else ""), console)
-        points.append({"preset": asdict(point), "checks": checks, "timings": [asdict(t) for t in timings]})
+        best = best_non_private(timings)
+        points.append(
+            {
+                "preset": asdict(point),
+                "checks": checks,
+                "best_non_private": None if best is None else best.name,
+                "timings": [asdict(t) for t in timings],
+            }
+        )
         console.print(_table(point, precision, place, timings))
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
     document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
@@ -82,11 +94,15 @@ def _check(point: Preset, precision: str, device: torch.device, only: str, conso
 
 def _run(point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Console) -> list[Timing]:
     setting = Setting(point, workload(point, device), device, precision)
-    builders = contenders(setting)
+    builders, missing = contenders(setting), left_out(setting)
     wanted = [part.strip() for part in only.split(",")] if only else list(builders)
-    unknown = [part for part in wanted if part not in builders]
-    if unknown:
-        raise ConfigurationError(f"contender '{unknown[0]}' is unknown; choose from {', '.join(builders)}")
+    for part in wanted:
+        if part in missing:
+            raise ConfigurationError(f"contender '{part}' needs the package {missing[part]}, which is not installed")
+        if part not in builders:
+            raise ConfigurationError(f"contender '{part}' is unknown; choose from {', '.join(builders)}")
+    for part, package in missing.items() if not only else ():
+        console.log(f"{part}: package {package} is not installed: left out")
     picked = {part: builders[part] for part in wanted}
     return measure(picked, samples=setting.workload.samples, rounds=rounds, device=device, report=console.log)
 
@@ -94,22 +110,20 @@ def _run(point: Preset, precision: str, device: torch.device, rounds: int, only:
 def _table(point: Preset, precision: str, device: torch.device, timings: list[Timing]) -> Table:
     title = f"{point.name} on {device.type}, {precision}: {point.micro_batches} x {point.micro_batch} samples a step"
     table = Table(title=title)
-    for column in (
-        "contender",
-        "samples/s",
-        "ratio to non-private",
-        "to the best non-private",
-        "peak GiB",
-        "first step s",
-    ):
+    best = best_non_private(timings)
+    against = "of non-private" if best is None else f"of the best non-private ({_way(best)})"
+    for column in ("contender", "samples/s", against, "peak GiB", "first step s"):
         table.add_column(column, justify="left" if column == "contender" else "right")
-    plain = {t.name: t for t in timings if t.name.startswith("non-private") and t.error is None}
-    base, best = plain.get("non-private"), min(plain.values(), key=lambda t: t.median, default=None)
     for t in timings:
         if t.error is not None:
-            table.add_row(t.name, "-", t.error[:60], "", "", "")
+            table.add_row(t.name, "-", t.error[:60], "", "")
             continue
-        ratios = [f"{other.median / t.median:.2f}" if other else "-" for other in (base, best)]
+        ratio = "-" if best is None else f"{best.median / t.median:.2f}"
         peak = "-" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}"
-        table.add_row(t.name, f"{t.samples_per_second:.1f}", *ratios, peak, f"{t.first_seconds:.1f}")
+        table.add_row(t.name, f"{t.samples_per_second:.1f}", ratio, peak, f"{t.first_seconds:.1f}")
     return table
+
+
+def _way(non_private: Timing) -> str:
+    """How it runs, as a reader of the table calls it."""
+    return non_private.name.removeprefix("non-private").strip() or "eager"

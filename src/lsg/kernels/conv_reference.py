@@ -1,31 +1,57 @@
 """The per-sample products of convolutions in PyTorch's operations: what `conv_kernel.py` replaces."""
 
-import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from lsg.kernels.factor_gradient import select
 
 
 def patch_products(
-    h: Tensor, x: Tensor, taps: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    h: Tensor,
+    x: Tensor,
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    kept: Tensor | None = None,
 ) -> Tensor:
-    """sum_o h[r, o] x[c, o*stride + tap*dilation - padding] -> (B, r, c*taps), spreading h (r channels), not x."""
-    batch, r, *out_sizes = h.shape
-    in_sizes = x.shape[2:]
-    # The canvas holds h at the input positions o*stride, moved by `offset` so that no tap reads before its start.
-    offsets = [max(0, (k - 1) * d - p) for k, d, p in zip(taps, dilation, padding, strict=True)]
-    spans = [o + (n - 1) * s + 1 for o, n, s in zip(offsets, out_sizes, stride, strict=True)]
-    sizes = [max(span, o + p + i) for span, o, p, i in zip(spans, offsets, padding, in_sizes, strict=True)]
-    canvas = h.new_zeros(batch, r, *sizes)
-    grid: tuple[Any, ...] = tuple(slice(o, e, s) for o, e, s in zip(offsets, spans, stride, strict=True))
-    canvas[(..., *grid)] = h
-    shifted = []
-    for tap in itertools.product(*(range(k) for k in taps)):
-        starts = [o + p - t * d for o, p, t, d in zip(offsets, padding, tap, dilation, strict=True)]
-        window: tuple[Any, ...] = tuple(slice(b, b + i) for b, i in zip(starts, in_sizes, strict=True))
-        shifted.append(canvas[(..., *window)])
-    h_Brtq = torch.stack(shifted, dim=2).flatten(3)
-    products = h_Brtq.flatten(1, 2) @ x.flatten(2).mT  # (B, r*taps, c)
-    return torch.unflatten(products, 1, (r, -1)).mT.flatten(2)
+    """sum_o h[r, o] x[c, o*stride + tap*dilation - padding] -> (B, r, kept of c*taps), spreading h (r channels), not x.
+
+    kept: the indices of the entries that stay (None: all).
+    """
+    (batch, r, *_), (channels, *in_sizes) = h.shape, x.shape[1:]
+    on_input = _on_input_positions(h, taps, stride, padding, dilation, in_sizes)
+    for dim, (size, step) in enumerate(zip(in_sizes, dilation, strict=True), start=2):
+        on_input = on_input.unfold(dim, size, step)  # a window of the input's size for each tap, the last one first
+    count = math.prod(taps)
+    spread = on_input.reshape(batch, r * count, math.prod(in_sizes))
+    products = (spread @ x.flatten(2).mT).reshape(batch, r, count * channels)  # by tap, the last one first, and channel
+    if kept is None:
+        return torch.unflatten(products, 2, (count, channels)).flip(2).mT.flatten(2)
+    return select(products, (count - 1 - kept % count) * channels + kept // count)
+
+
+def _on_input_positions(
+    h: Tensor,
+    taps: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    in_sizes: Sequence[int],
+) -> Tensor:
+    """h at the input positions o*stride, with zeros around: as far as the taps reach from the input's edges."""
+    if any(step != 1 for step in stride):
+        spread = h.new_zeros(*h.shape[:2], *((n - 1) * s + 1 for n, s in zip(h.shape[2:], stride, strict=True)))
+        grid: tuple[Any, ...] = tuple(slice(None, None, s) for s in stride)
+        spread[(..., *grid)] = h
+        h = spread
+    margins: list[int] = []  # before and behind, the last dimension first, as `F.pad` wants them
+    for size, k, p, d, n in zip(in_sizes, taps, padding, dilation, h.shape[2:], strict=True):
+        reach = (k - 1) * d
+        margins = [reach - p, size + p - n, *margins]
+    return F.pad(h, margins)

@@ -126,9 +126,8 @@ def _factor_gradients(
         return d_rows, conv_kernel.patch_products(h, x, taps, stride, padding, dilation, *space.columns)
     g_BOP = g.flatten(2)
     h = torch.unflatten(space.row_factor.mT @ g_BOP, -1, g.shape[2:])
-    d_rows = a.flatten(2) @ g_BOP.mT
-    d_columns = conv_reference.patch_products(h, x, taps, stride, padding, dilation)
-    return select(d_rows, space.rows_kept), select(d_columns, space.columns_kept)
+    d_rows = select(a.flatten(2) @ g_BOP.mT, space.rows_kept)
+    return d_rows, conv_reference.patch_products(h, x, taps, stride, padding, dilation, space.columns_kept)
 
 
 def _dense_gradient(x: Tensor, g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

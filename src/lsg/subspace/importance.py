@@ -38,12 +38,17 @@ def top_indices(scores: Tensor, sparsity: float) -> Tensor | None:
 
 def row_importance(matrix: Tensor) -> Tensor:
     """Sum of absolute weights of each row: matrix (..., rows, columns) -> (..., rows). Eqs. 2 and 3."""
-    return torch.linalg.vector_norm(matrix, ord=1, dim=-1)
+    return _absolute_sum(matrix, -1)
 
 
 def column_importance(matrix: Tensor, taps: int) -> Tensor:
     """The same for columns, where `taps` neighbouring columns (a channel's kernel, Eqs. 4 and 5) are one unit."""
-    return torch.linalg.vector_norm(matrix, ord=1, dim=-2).unflatten(-1, (-1, taps)).sum(-1)
+    return _absolute_sum(matrix, -2).unflatten(-1, (-1, taps)).sum(-1)
+
+
+def _absolute_sum(matrix: Tensor, dim: int) -> Tensor:
+    """Along `dim`. On a CPU PyTorch's norm takes two to ten times as long as a sum; on a GPU it saves a copy."""
+    return matrix.abs().sum(dim) if matrix.device.type == "cpu" else torch.linalg.vector_norm(matrix, ord=1, dim=dim)
 
 
 def spread_taps(units: tuple[Tensor, Tensor] | None, taps: int) -> tuple[Tensor, Tensor] | None:
