@@ -17,27 +17,22 @@ from lsg.report.figures import save_figure
 ROOT = Path(__file__).resolve().parent.parent
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "figures" / "front.png"
-ENCODER, WRN = "front-encoder-bf16-cuda", "front-wrn28-4-tf32-cuda"
+CPU_ENCODER, CPU_WRN = "cpu-encoder-fp32-cpu", "cpu-wrn-fp32-cpu"
+GPU_ENCODER, GPU_WRN = "front-encoder-bf16-cuda", "front-wrn28-4-tf32-cuda"
 ACCURACY = ROOT / "results" / "reproduce" / "gpu-hour" / "figure-epsilon.csv"
 
 # Contenders of the bench -> what a reader of the front page calls them.
 SHOWN = {
-    "non-private": "non-private, eager",
-    "non-private compiled without mask": "non-private, compiled",
-    "lsg": "lsg, eager",
-    "lsg graphs": "lsg, graphs (the default)",
-    "lsg compiled graphs": "lsg, compile",
+    "non-private": "non-private",
+    "lsg": "lsg",
+    "dpsgd": "lsg's DPSGD",
     "opacus hooks": "Opacus, hooks",
     "opacus ghost": "Opacus, ghost",
 }
-# A row of the table: file, contender, workload, setting.
+# A row of the table: file, workload.
 ROWS = (
-    (ENCODER, "lsg", "RoBERTa-base shape, bf16, H200", "`cuda_graphs=False`"),
-    (ENCODER, "lsg graphs", "RoBERTa-base shape, bf16, H200", "nothing set, or `cuda_graphs=True`"),
-    (ENCODER, "lsg compiled graphs", "RoBERTa-base shape, bf16, H200", "`compile=True`"),
-    (WRN, "lsg compiled graphs", "WRN28-4, tf32, H200", "`compile=True`"),
-    ("cpu-encoder-fp32-cpu", "lsg", "encoder, 4 layers of 384, 2 CPU cores", "nothing set"),
-    ("cpu-wrn-fp32-cpu", "lsg", "WRN28-1, 2 CPU cores", "nothing set"),
+    (CPU_ENCODER, "encoder, 4 layers of 384, 2 CPU cores"),
+    (CPU_WRN, "WRN28-1, 2 CPU cores"),
 )
 
 
@@ -58,25 +53,20 @@ def best(found: dict[str, dict[str, Any]], start: str) -> float:
 
 
 def table() -> str:
-    """LSG's speed and memory over those of others: above 1 it is faster, or needs more memory."""
-    lines = [
-        "| model and machine | `PerfConfig` | / eager non-private | / best non-private | / best Opacus | memory |",
-        "|---|---|---|---|---|---|",
-    ]
-    for stem, name, workload, setting in ROWS:
+    """The speed of lsg with nothing set over that of others: above 1 it is faster."""
+    lines = ["| model and machine | / best non-private | / best Opacus |", "|---|---|---|"]
+    for stem, workload in ROWS:
         found = timings(stem)
-        own, eager = found[name], found["non-private"]
-        others = (speed(eager), best(found, "non-private"), best(found, "opacus"))
-        ratios = " | ".join(f"{speed(own) / other:.2f}" for other in others)
-        memory = f"{own['peak_bytes'] / eager['peak_bytes']:.2f}" if own.get("reserved_bytes") else "-"
-        lines.append(f"| {workload} | {setting} | {ratios} | {memory} |")
+        others = best(found, "non-private"), best(found, "opacus")
+        ratios = " | ".join(f"{speed(found['lsg']) / other:.2f}" for other in others)
+        lines.append(f"| {workload} | {ratios} |")
     return "\n".join(lines)
 
 
 def all_contenders() -> str:
     """Every contender of the two benches on a GPU."""
     lines = ["| workload | contender | samples/s | over best non-private | peak, GiB |", "|---|---|---|---|---|"]
-    for stem, workload in ((ENCODER, "RoBERTa-base shape, bf16"), (WRN, "WRN28-4, tf32")):
+    for stem, workload in ((GPU_ENCODER, "RoBERTa-base shape, bf16"), (GPU_WRN, "WRN28-4, tf32")):
         found = timings(stem)
         for name, timing in sorted(found.items(), key=lambda item: -speed(item[1])):
             ratio, peak = speed(timing) / best(found, "non-private"), timing["peak_bytes"] / 2**30
@@ -97,15 +87,12 @@ def scores() -> dict[str, list[tuple[float, float, float]]]:
 
 
 def draw(path: Path) -> None:
-    """Three panels: speed, memory, accuracy."""
-    figure = Figure(figsize=(12, 3.6), dpi=110, layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(5, 3.2, 3.8))
-    found = timings(ENCODER)
-    _bars(left, {label: speed(found[name]) for name, label in SHOWN.items()}, "{:,.0f}")
+    """Two panels: speed, accuracy."""
+    figure = Figure(figsize=(10, 3.2), dpi=110, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(5, 4))
+    found = timings(CPU_ENCODER)
+    _bars(left, {label: speed(found[name]) for name, label in SHOWN.items()}, "{:,.1f}")
     left.set_title("Speed: samples per second", loc="left", fontsize=10)
-    _bars(middle, {label: found[name]["peak_bytes"] / 2**30 for name, label in SHOWN.items()}, "{:.1f}")
-    middle.set_title("Memory: peak GiB", loc="left", fontsize=10)
-    middle.set_yticklabels([])
     _accuracies(right)
     save_figure(figure, path)
 
@@ -146,7 +133,7 @@ def _accuracies(axes: Axes) -> None:
 
 
 # Page -> name of a part, between two comments -> what makes it.
-PARTS = {README: {"measured": table}, PERFORMANCE: {"front page": all_contenders}}
+PARTS = {README: {"measured": table}, PERFORMANCE: {"gpu": all_contenders}}
 
 
 def rendered(page: Path) -> str:
