@@ -399,13 +399,6 @@ def test_forwards_of_many_sizes_without_a_step_leave_little_behind() -> None:
     assert all(len(slot._replaced) < 9 for slot in engine._recorder.slots.values())
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"is_available": True, "is_initialized": True, "get_world_size": 2}.items():
-        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    with pytest.raises(ConfigurationError, match="one of 2 processes"):
-        private()
-
-
 def test_numbers_of_numpy_are_numbers() -> None:
     engine, model = PrivacyEngine(accountant="rdp"), network()
     _, optimizer, _ = engine.make_private_with_epsilon(

@@ -221,7 +221,7 @@ class PrivacyEngine:
             given, noise_multiplier, accountant=self.accountant, ledger=self._ledger, secure=self._secure
         )
         self._attached, self._sampling = attached, given.sampling
-        return given.module, attached.optimizer, attached.loader
+        return given.wrapper, attached.optimizer, attached.loader
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far at this delta, for adding or removing a record, or with `unit_of` a unit.

@@ -19,6 +19,14 @@ class BudgetExceeded(PrivacyError):  # noqa: N818  (it ends a run as planned; no
     """The next step would pass the target epsilon. It was not taken."""
 
 
+class ProcessLost(LsgError, RuntimeError):  # noqa: N818  (it ends this process because of another one)
+    """Another process of a run on several has ended. Nothing of the step under way was released here."""
+
+
+class ReplicaError(PrivacyError):
+    """The processes of a run no longer train the same model, or part of a batch was lost between them."""
+
+
 class OutOfMemory(LsgError, RuntimeError):  # noqa: N818  (as torch and Python name theirs)
     """A single sample does not fit into memory."""
 

@@ -3,7 +3,7 @@
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from lsg.accounting.accountant import Accountant, create_accountant
 from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record, fingerprint, seal
 from lsg.accounting.phases import Phase
+from lsg.accounting.shared_ledger import SharedLedger
+from lsg.distributed.group import Group
 from lsg.errors import BudgetExceeded, ConfigurationError, PrivacyError
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import NoiseSource
@@ -70,7 +72,7 @@ class Target:
 
 class StepAccounting:
     """Counts each logical step at the sampling plan's rate, if the target allows it: first in the ledger, then in the
-    accountant.
+    accountant. Every rank of a group keeps the same books; the ledger is rank 0's.
 
     replayable: whether the noise can be drawn again from a saved state. Such noise is a stream that has a name.
     """
@@ -82,10 +84,13 @@ class StepAccounting:
         *,
         ledger: Ledger | None,
         replayable: bool = True,
+        group: Group | None = None,
     ) -> None:
-        self.accountant, self._plan, self._ledger = accountant, plan, ledger
+        group = group or Group()
+        self.accountant, self._plan = accountant, plan
+        self._ledger = None if ledger is None else SharedLedger(ledger, group)
         self.target: Target | None = None
-        self._stream = secrets.token_hex(8) if replayable else FRESH
+        self._stream: str = group.on_first(lambda: secrets.token_hex(8)) if replayable else FRESH
         self._counted: tuple[int, float] | None = None  # the epoch and noise that a full-rate step stands for
 
     def count(self, release: Release) -> None:
@@ -106,18 +111,16 @@ class StepAccounting:
             return
         if self.target is not None:
             self.target.check(noise_multiplier, rate)
-        if self._ledger is not None:  # fingerprints cost time
-            noise_state = None if release.noise is None else release.noise.state()
-            self._record(noise_multiplier, rate, fingerprint(release.weights), seal(release.total, noise_state))
+        if self._ledger is not None:
+            self._record(noise_multiplier, rate, lambda: _fingerprints(release))
         self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
         if not self._plan.poisson and epoch is not None:
             self._counted = (epoch, noise_multiplier)
 
-    def _record(self, noise_multiplier: float, rate: float, weights: str, sealed_sum: str) -> None:
+    def _record(self, noise_multiplier: float, rate: float, fingerprints: Callable[[], dict[str, str]]) -> None:
         assert self._ledger is not None
-        self._ledger.record(
-            noise_multiplier=noise_multiplier, sample_rate=rate, stream=self._stream, weights=weights, sum=sealed_sum
-        )
+        known = {"noise_multiplier": noise_multiplier, "sample_rate": rate, "stream": self._stream}
+        self._ledger.record(lambda: known | fingerprints())  # which cost time, on rank 0 alone
 
     def state_dict(self) -> dict[str, Any]:
         """Everything spent, what the epoch under way has been counted for, and the place in the ledger."""
@@ -161,18 +164,22 @@ class StepAccounting:
                 f"{len(saved)} steps against {sum(record.spent.values())}, or with more noise"
             )
 
-    def load_state_dict(self, state: dict[str, Any], noise_multiplier: float, *, replay: bool) -> bool:
+    def load_state_dict(
+        self, state: dict[str, Any], noise_multiplier: float, *, replay: bool, other_ranks: bool = False
+    ) -> bool:
         """Go on from there. Returns whether the steps recorded since will be repeated; otherwise they are charged now,
         and nothing random may come from the saved streams any more.
 
-        noise_multiplier: what a step stands for of which no more is known than that it may have happened.
+        noise_multiplier: what a step stands for of which no more is known than that it may have happened. other_ranks:
+            the group has another size than the saved run's, so that sums are rounded otherwise: recorded steps cannot
+            be repeated to the bit.
         """
         self.accountant.load_state_dict(state["accountant"])
         record = Record()
         replay = replay and FRESH not in (self._stream, state["stream"])
         if self._ledger is not None:
             record = self._ledger.check(**_place(state))
-            if {entry.stream for entry in record.later} - {state["stream"]}:
+            if {entry.stream for entry in record.later} - {state["stream"]} or (other_ranks and record.later):
                 replay = False
             self._ledger.go_on(record, replay=replay)
         if replay:
@@ -183,9 +190,15 @@ class StepAccounting:
             self.accountant.step(noise_multiplier=entry.noise_multiplier, sample_rate=entry.sample_rate)
         if record.torn:
             rate = self._plan.sample_rate if self._plan.poisson else 1.0
-            self._record(noise_multiplier, rate, "unknown", "unknown")
+            self._record(noise_multiplier, rate, lambda: {"weights": "unknown", "sum": "unknown"})
             self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
         return False
+
+
+def _fingerprints(release: Release) -> dict[str, str]:
+    """What the ledger holds of the weights and of the sum."""
+    noise_state = None if release.noise is None else release.noise.state()
+    return {"weights": fingerprint(release.weights), "sum": seal(release.total, noise_state)}
 
 
 def _place(state: dict[str, Any]) -> dict[str, Any]:

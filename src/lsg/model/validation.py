@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -152,14 +151,6 @@ def untrained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, nn
     """Those that the optimizer has and that are frozen."""
     in_optimizer = {id(p) for p in _listed(optimizer)}
     return {name: p for name, p in model.named_parameters() if not p.requires_grad and id(p) in in_optimizer}
-
-
-def check_one_process() -> None:
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise ConfigurationError(
-            f"this is one of {dist.get_world_size()} processes (torch.distributed): lsg trains in one. Each would draw "
-            "samples and noise of its own, and the epsilon of one would not cover them all"
-        )
 
 
 def check_budget(epsilon: float, delta: float, records: int) -> None:

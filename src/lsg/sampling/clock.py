@@ -58,7 +58,8 @@ class MicroBatch:
 
     size: its number of rows (records, where each has one), None if that is not known. last: it ends its logical batch.
     stepped: it has had its `optimizer.step()`. collected: so many of its rows are in the sum already. unit_rows: how
-    many rows each unit has, one after the other; None where each row is a unit, or where that is not known.
+    many rows each unit has, one after the other; None where each row is a unit, or where that is not known. drawn:
+    units in the whole logical batch, on all ranks; None where that is not known.
     """
 
     size: int | None
@@ -66,6 +67,7 @@ class MicroBatch:
     stepped: bool
     collected: int = 0
     unit_rows: tuple[int, ...] | None = None
+    drawn: int | None = None
 
     @property
     def left(self) -> int | None:
@@ -127,12 +129,20 @@ class Clock:
             self.loaded = None
         return self._loop
 
-    def begin_micro_batch(self, loop: int, *, size: int, last: bool, unit_rows: tuple[int, ...] | None = None) -> None:
+    def begin_micro_batch(
+        self,
+        loop: int,
+        *,
+        size: int,
+        last: bool,
+        unit_rows: tuple[int, ...] | None = None,
+        drawn: int | None = None,
+    ) -> None:
         """A micro-batch of `size` rows goes out; `last` says that it ends its logical batch. unit_rows: how many of
-        the rows are each unit's; None where each row is a unit."""
+        the rows are each unit's; None where each row is a unit. drawn: units in the whole logical batch."""
         self.check_stepped(loop)
         self._gradients.renew()
-        self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows)
+        self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows, drawn=drawn)
 
     def check_stepped(self, loop: int) -> None:
         """Refuse to go on: to the next micro-batch, or past the end of the epoch, before the last one had its step."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -20,14 +21,16 @@ from lsg.sampling.poisson_batches import LogicalBatches
 
 
 class TakesSteps(Protocol):
-    """Who takes the step of a logical batch: the private optimizer."""
+    """Who takes the step of a logical batch, and knows what ranks must have in common: the private optimizer."""
 
     def step(self) -> None: ...
+
+    def check_replicas(self) -> None: ...
 
 
 class PrivateDataLoader(DataLoader[Any]):
     """Iterates like any DataLoader over non-empty micro-batches, and moves the clock. Has the optimizer take the step
-    of an empty logical batch, which the loop does not see."""
+    of a logical batch that is empty, or of which this rank has no share: the loop does not see it."""
 
     def __init__(self, source: DataLoader[Any], sampler: LogicalBatches, clock: Clock, optimizer: TakesSteps) -> None:
         self._clock, self._optimizer = clock, optimizer
@@ -71,9 +74,9 @@ class PrivateDataLoader(DataLoader[Any]):
         with self.logical.handed_out():
             batches = super().__iter__()
         try:
-            for logical in drawn:
+            for logical, units in zip(drawn, self.logical.drawn, strict=True):
                 if not logical:
-                    clock.begin_micro_batch(loop, size=0, last=True)
+                    clock.begin_micro_batch(loop, size=0, last=True, drawn=units)
                     self._optimizer.step()
                 for number, records in enumerate(logical, start=1):
                     batch = next(batches)
@@ -82,16 +85,21 @@ class PrivateDataLoader(DataLoader[Any]):
                         size=len(records) * self.logical.units.views,
                         last=number == len(logical),
                         unit_rows=self.logical.units.unit_rows(records),
+                        drawn=units,
                     )
                     yield batch
             clock.check_stepped(loop)
+            self._optimizer.check_replicas()
         finally:
             if clock.leave_epoch(loop):
                 self.logical.leave_epoch()
 
 
-def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
-    """The plan behind a user's loader; refuses sampling that cannot be replaced without changing its meaning."""
+def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> SamplingPlan:
+    """The plan behind a user's loader; refuses sampling that cannot be replaced without changing its meaning.
+
+    ranks: processes that share the logical batches. A loader's batch is a logical batch of all of them, but for one
+    with a `DistributedSampler`, whose batch is one rank's."""
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(f"data_loader is a {type(loader).__name__}; it must be a torch DataLoader")
     dataset = loader.dataset
@@ -110,6 +118,8 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool) -> SamplingPlan:
             raise _not_poisson(loader.batch_sampler)
         else:
             raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
+    if type(sampler) is DistributedSampler and sampler.num_replicas == ranks:
+        return SamplingPlan(len(dataset), batch_size * ranks, poisson)
     replaceable = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
     )

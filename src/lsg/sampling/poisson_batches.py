@@ -1,6 +1,7 @@
 """Draws the units of each step (records, by default) by Poisson sampling, and cuts them into micro-batches.
 
-A logical batch is what one noisy step is computed from. It is handed out as micro-batches, which fit into memory.
+A logical batch is what one noisy step is computed from. All ranks draw the same one; each hands out its own share of
+it, as micro-batches that fit into memory.
 """
 
 import hashlib
@@ -11,10 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch.utils.data import Sampler
 
+from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.perf import grid_size
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import NoiseSource
+from lsg.sampling.shares import shares
 from lsg.sampling.units import Units, pack_units
 
 Micro = list[int]  # numbers of records
@@ -32,8 +35,10 @@ class LogicalBatches(Sampler[Micro]):
         lengths: Sequence[int] | torch.Tensor | None = None,
         max_tokens: int | None = None,
         units: Units | None = None,
+        group: Group | None = None,
     ) -> None:
-        """plan: of units. lengths: of the data set's records. units: which records are one; each by default."""
+        """plan: of units. lengths: of the data set's records. units: which records are one; each by default. group: the
+        ranks that share a logical batch."""
         whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
         if max_physical_batch_size is not None and not whole:
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
@@ -46,6 +51,8 @@ class LogicalBatches(Sampler[Micro]):
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.max_tokens = None if lengths is None else max_tokens
         self.epoch: list[Logical] = []
+        self.drawn: list[int] = []  # units in each logical batch of `epoch`, on all ranks together
+        self._group = group or Group()
         self._open = False
         # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
         self._before_draw: torch.Tensor | None = None
@@ -57,7 +64,9 @@ class LogicalBatches(Sampler[Micro]):
         """
         self._before_draw = self.source.state()
         count = self.plan.first_step(number + 1) - self.plan.first_step(number)
-        self.epoch = [self._split(members) for members in self._draw(max(1, count))][logical_done:]
+        members_of_all = self._draw(max(1, count))
+        self.drawn = [len(members) for members in members_of_all][logical_done:]
+        self.epoch = [self._split(members) for members in members_of_all][logical_done:]
         if micro_done:
             self.epoch[0] = self.epoch[0][micro_done:]
         return self.epoch
@@ -111,14 +120,20 @@ class LogicalBatches(Sampler[Micro]):
         return [(self.source.uniform(records) < rate).nonzero().flatten() for _ in range(count)]
 
     def _split(self, members: torch.Tensor) -> Logical:
-        """Micro-batches of at most `max_size`, of like length where lengths are known (the sum has no order)."""
-        if len(members) == 0:
-            return []
+        """This rank's micro-batches of at most `max_size`, of like length where lengths are known (the sum has no
+        order)."""
         if self.units.several_rows:
             drawn = [self.units.records_of(unit, self.source) for unit in members.tolist()]
             return pack_units(
-                drawn, self.units.views, max_rows=self.max_size, lengths=self.lengths, max_tokens=self.max_tokens
+                self._own_units(drawn),
+                self.units.views,
+                max_rows=self.max_size,
+                lengths=self.lengths,
+                max_tokens=self.max_tokens,
             )
+        members = self._own_records(members)
+        if len(members) == 0:
+            return []
         most = self.max_size or len(members)
         sizes: int | list[int] = most
         if self.lengths is not None:
@@ -126,6 +141,21 @@ class LogicalBatches(Sampler[Micro]):
             members = members[self.lengths[members].argsort(stable=True, descending=by_tokens)]
             sizes = self._sizes(self.lengths[members].tolist(), most) if by_tokens else most
         return [micro.tolist() for micro in members.split(sizes)]
+
+    def _own_records(self, members: torch.Tensor) -> torch.Tensor:
+        """Those of the records drawn that this rank computes."""
+        if self._group.alone:
+            return members
+        costs = [1] * len(members) if self.lengths is None else self.lengths[members].tolist()
+        return members[torch.tensor(shares(costs, self._group.size)[self._group.rank], dtype=torch.int64)]
+
+    def _own_units(self, drawn: list[list[int]]) -> list[list[int]]:
+        """The same of units, each with its records."""
+        if self._group.alone:
+            return drawn
+        lengths = self.lengths
+        costs = [len(records) if lengths is None else int(lengths[records].sum()) for records in drawn]
+        return [drawn[place] for place in shares(costs, self._group.size)[self._group.rank]]
 
     def _sizes(self, lengths: list[int], most: int) -> list[int]:
         """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.

@@ -37,8 +37,9 @@ class NoiseSource(Protocol):
     def load_state(self, state: Tensor | None) -> None:
         """Draw from here on what was drawn after the state was taken, where that is possible."""
 
-    def renew(self) -> None:
-        """Draw from here on what nobody has drawn before."""
+    def renew(self, secret: bytes | None = None) -> None:
+        """Draw from here on what nobody has drawn before. secret: entropy that all ranks have alike, where they draw
+        the same numbers."""
 
 
 class TorchNoise:
@@ -55,8 +56,9 @@ class TorchNoise:
         self._process = os.getpid() if from_os else None
 
     @classmethod
-    def fresh(cls, device: torch.device) -> "TorchNoise":
-        return cls(fresh_generator(device), from_os=True)
+    def fresh(cls, device: torch.device, secret: bytes | None = None) -> "TorchNoise":
+        """secret: the operating system's entropy, where it was drawn already."""
+        return cls(fresh_generator(device, secret), from_os=True)
 
     def normal(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         return torch.randn(count, generator=self._own(), device=self.generator.device, dtype=dtype).to(device)
@@ -86,8 +88,8 @@ class TorchNoise:
         assert state is not None
         self.generator.set_state(state)
 
-    def renew(self) -> None:
-        self.generator.set_state(fresh_generator(self.generator.device).get_state())
+    def renew(self, secret: bytes | None = None) -> None:
+        self.generator.set_state(fresh_generator(self.generator.device, secret).get_state())
         self._process = os.getpid()
 
     def _own(self) -> torch.Generator:

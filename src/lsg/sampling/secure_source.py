@@ -55,7 +55,7 @@ class SecureNoise:
     def load_state(self, state: Tensor | None) -> None:
         assert state is None
 
-    def renew(self) -> None:
+    def renew(self, secret: bytes | None = None) -> None:
         """Every draw is new as it is."""
 
 

@@ -8,6 +8,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lsg.distributed.group import Group
+from lsg.distributed.wrapper import unwrapped
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
 from lsg.layers.install import is_private
@@ -17,7 +19,6 @@ from lsg.model.validation import (
     check_budget,
     check_model,
     check_noise,
-    check_one_process,
     trained_parameters,
     warn_of_hooks,
     warn_of_others,
@@ -57,9 +58,12 @@ class CheckedArguments(Arguments):
     """Arguments that fit together, with Python's own numbers, and what was read off them.
 
     sampling: how the loader's records, or units of them, enter steps. units: which records are one unit. trained: the
-    model's parameters that the optimizer updates.
+    model's parameters that the optimizer updates. wrapper: what the user has; `module` is inside of it, or is it.
+    group: the processes that train together.
     """
 
+    wrapper: nn.Module
+    group: Group
     sampling: SamplingPlan
     units: Units
     trained: list[nn.Parameter]
@@ -70,11 +74,13 @@ def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> 
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
     check_opacus_arguments(function, opacus)
     refuse_opacus(given.module, given.optimizer, given.data_loader)
+    wrapper, group = given.module, Group.current()
+    given = replace(given, module=unwrapped(given.module))
     _check_settings(given)
     _check_unused(given)
     trained = trained_parameters(given.module, given.optimizer)
     warn_of_others(given.module, given.optimizer)
-    sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling)
+    sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling, ranks=group.size)
     units = make_units(
         sampling.records,
         views=plain(given.views),
@@ -91,6 +97,8 @@ def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> 
     checked = vars(given) | {
         "max_grad_norm": norm,
         "max_physical_batch_size": plain(given.max_physical_batch_size),
+        "wrapper": wrapper,
+        "group": group,
         "sampling": replace(sampling, records=units.count(sampling.records)),
         "units": units,
         "trained": trained,
@@ -134,7 +142,6 @@ def _check_settings(given: Arguments) -> None:
         raise ConfigurationError(f"perf={given.perf!r} must be a PerfConfig")
     if given.noise_generator is not None and not isinstance(given.noise_generator, torch.Generator):
         raise ConfigurationError(f"noise_generator={given.noise_generator!r} must be a torch.Generator")
-    check_one_process()
     if not given.batch_first:
         raise ConfigurationError("batch_first=False: inputs must have the batch first")
     if given.loss_reduction not in ("mean", "sum"):

@@ -1,11 +1,16 @@
 """Checked arguments in; out a model, an optimizer and a loader that train together, each part of a run in its place."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from lsg.accounting import Accountant
 from lsg.accounting.ledger import Ledger
 from lsg.accounting.step_accounting import StepAccounting
+from lsg.distributed.wrapper import keep_out, let_in
 from lsg.layers.treatments import treat_parameters
 from lsg.methods import NonPrivate
 from lsg.model.attachment import Attachment
@@ -22,15 +27,17 @@ from lsg.speed.fast_forward import FastForward
 from lsg.step.arguments import CheckedArguments
 from lsg.step.gradients import NonPrivateGradients, PrivateGradients
 from lsg.step.optimizer import PrivateOptimizer
+from lsg.step.replicas import Replicas
 from lsg.step.run_state import RunState, describe
 
 
 @dataclass(frozen=True)
 class Attached:
     """What is on a model from `make_private` to `detach`. Training without privacy has no attachment and no
-    guards, but a `non_private` model in their place."""
+    guards, but a `non_private` model in their place. wrapper: what the user has of the model."""
 
     run: RunState
+    wrapper: nn.Module
     loader: PrivateDataLoader
     attachment: Attachment | None
     guards: Guards | None
@@ -54,6 +61,7 @@ class Attached:
                 part.detach()
         if self.guards is not None:
             self.guards.remove()
+        let_in(self.wrapper)
 
 
 def assemble(
@@ -65,7 +73,9 @@ def assemble(
     secure: SecureNoise | None,
 ) -> Attached:
     """secure: the cryptographic source of noise and samples, in secure mode."""
-    streams = Streams(given.noise_generator, sampling_generator(given.data_loader), secure)
+    settings = _settings(given, noise_multiplier, accountant)
+    _start_alike(given, settings)
+    streams = Streams(given.noise_generator, sampling_generator(given.data_loader), secure, given.group)
     sampler = LogicalBatches(
         given.sampling,
         streams.sampling(),
@@ -73,6 +83,7 @@ def assemble(
         known_lengths(given.data_loader.dataset),
         given.perf.max_tokens,
         given.units,
+        given.group,
     )
     attachment, guards, non_private = None, None, None
     gradients: PrivateGradients | NonPrivateGradients
@@ -85,7 +96,9 @@ def assemble(
         gradients = _private_gradients(given, streams, attachment.recorder)
         clock = Clock(gradients)
         guards = Guards(attachment, clock, given.trained, given.loss_reduction)
-    step_accounting = StepAccounting(accountant, given.sampling, ledger=ledger, replayable=sampler.source.replayable)
+    step_accounting = StepAccounting(
+        accountant, given.sampling, ledger=ledger, replayable=sampler.source.replayable, group=given.group
+    )
     optimizer = PrivateOptimizer(
         given.optimizer,
         gradients,
@@ -94,11 +107,12 @@ def assemble(
         noise_multiplier=noise_multiplier,
         trained=given.trained,
         in_place=None if guards is None else guards.parameters,
+        replicas=Replicas(given.group, _trained_names(given), _stream_states(sampler, gradients)),
     )
-    settings = _settings(given, noise_multiplier, accountant)
-    run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings)
+    run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings, given.group)
     loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
-    return Attached(run, loader, attachment, guards, non_private)
+    keep_out(given.wrapper)
+    return Attached(run, given.wrapper, loader, attachment, guards, non_private)
 
 
 def _attachment(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -> Attachment:
@@ -126,6 +140,7 @@ def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Reco
         noise=streams.noise(given.trained[0].device),
         views=given.units.views,
         named_units=given.units.named,
+        group=given.group,
     )
 
 
@@ -136,7 +151,50 @@ def _non_private_gradients(given: CheckedArguments, model: NonPrivateModel) -> N
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
         views=given.units.views,
+        group=given.group,
     )
+
+
+def _trained_names(given: CheckedArguments) -> dict[str, nn.Parameter]:
+    trained = {id(parameter) for parameter in given.trained}
+    return {name: p for name, p in given.module.named_parameters() if id(p) in trained}
+
+
+def _stream_states(
+    sampler: LogicalBatches, gradients: PrivateGradients | NonPrivateGradients
+) -> dict[str, Callable[[], Tensor | None]]:
+    """How to read the state of each random stream that all ranks share."""
+    streams: dict[str, Callable[[], Tensor | None]] = {"sampling": sampler.source.state}
+    if isinstance(gradients, PrivateGradients):
+        streams |= {"noise": gradients.noise.state, "projection": gradients.recorder.generator.get_state}
+    return streams
+
+
+def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
+    """Several ranks: refuse, by name, arguments that differ; then all have rank 0's weights."""
+    if given.group.alone:
+        return
+    groups = [
+        {name: value for name, value in group.items() if isinstance(value, int | float | str | bool | tuple)}
+        for group in given.optimizer.param_groups
+    ]
+    lengths = known_lengths(given.data_loader.dataset)
+    shapes = {f"the shape of '{name}'": tuple(p.shape) for name, p in given.module.named_parameters()}
+    trained = {f"whether '{name}' is trained": True for name in _trained_names(given)}
+    given.group.check_alike(
+        {
+            **{f"make_private's {name}": value for name, value in settings.items()},
+            "the optimizer": type(given.optimizer).__qualname__,
+            "the optimizer's settings": groups,
+            "what the data set tells of its records' lengths": None if lengths is None else int(lengths.sum()),
+            **shapes,
+            **trained,
+        },
+        "Every rank must run the same script on the same data",
+    )
+    with torch.no_grad():
+        for tensor in [*given.module.parameters(), *given.module.buffers()]:
+            given.group.from_first(tensor)
 
 
 def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from lsg.distributed.group import Group
 from lsg.errors import PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
+from lsg.step.exchange import Place, sum_over_ranks
 from lsg.step.noise import add_noise
 from lsg.step.signals import StepSignals, measure
 from lsg.step.unit_average import average_units
@@ -54,6 +56,9 @@ class GradientSource(Protocol):
     def load_partial_sum(self, state: dict[str, Any]) -> None:
         """Go on from what `partial_sum` returned."""
 
+    def exchange(self, place: Place) -> None:
+        """The logical batch is complete on this rank: from here on the sum is that of all ranks."""
+
     def release(self, noise_multiplier: float) -> None:
         """Put the gradient of the logical batch into the parameters' `.grad`, and start the next batch."""
 
@@ -62,7 +67,7 @@ class PrivateGradients:
     """Average over each unit's rows, clip, sum, add noise, lift: the privacy rules in the order of the design.
 
     views: how many adjacent rows each record has. named_units: units are records with the same id, so that only the
-    loader knows which rows are whose.
+    loader knows which rows are whose. group: the ranks that share each logical batch.
     """
 
     def __init__(
@@ -75,8 +80,9 @@ class PrivateGradients:
         noise: NoiseSource,
         views: int = 1,
         named_units: bool = False,
+        group: Group | None = None,
     ) -> None:
-        self.recorder, self.clipper = recorder, clipper
+        self.recorder, self.clipper, self._group = recorder, clipper, group or Group()
         self._views, self._named_units = views, named_units
         self.loss_reduction: LossReduction = loss_reduction
         self.expected_batch_size = expected_batch_size
@@ -158,6 +164,14 @@ class PrivateGradients:
                 f"the number of rows must be a multiple of {self._views}"
             )
         return [self._views] * (rows // self._views) if self._views > 1 else None
+
+    @torch.no_grad()
+    def exchange(self, place: Place) -> None:
+        if self._group.alone:
+            return
+        self.recorder.ready()  # a rank without a share has made no subspaces for this step yet
+        self.sum = sum_over_ranks(self.sum or self._empty_sum(), place, self._group)
+        self.recorder.hold_subspaces()
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:
@@ -242,8 +256,9 @@ class NonPrivateGradients:
         loss_reduction: LossReduction,
         expected_batch_size: int,
         views: int = 1,
+        group: Group | None = None,
     ) -> None:
-        self._views = views
+        self._views, self._group = views, group or Group()
         self.parameters = list(parameters)
         self.micro_batch_size = micro_batch_size
         self.loss_reduction: LossReduction = loss_reduction
@@ -281,6 +296,15 @@ class NonPrivateGradients:
         parts = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
         self._sums = parts if self._sums is None else [s + g for s, g in zip(self._sums, parts, strict=True)]
         self.drop_pending()
+
+    @torch.no_grad()
+    def exchange(self, place: Place) -> None:
+        if self._group.alone:
+            return
+        own = self._sums or [torch.zeros_like(p) for p in self.parameters]
+        whole = self._group.sum(torch.cat([total.flatten() for total in own]))
+        shares = whole.split([total.numel() for total in own])
+        self._sums = [share.view(p.shape) for share, p in zip(shares, self.parameters, strict=True)]
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:

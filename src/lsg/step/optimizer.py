@@ -14,8 +14,10 @@ from lsg.files.plain_numbers import plain
 from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
+from lsg.step.exchange import Place
 from lsg.step.gradients import GradientSource, PrivateGradients
 from lsg.step.parts import PART_BYTES, steps_in_parts
+from lsg.step.replicas import Replicas
 from lsg.step.signals import StepSignals
 
 
@@ -25,7 +27,8 @@ class PrivateOptimizer(Optimizer):
     Reads as Opacus's DPOptimizer: `noise_multiplier`, `max_grad_norm`, `expected_batch_size`, `original_optimizer`.
     Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers work on it.
 
-    in_place: looks, before each release, whether the model still computes with the trained parameters.
+    in_place: looks, before each release, whether the model still computes with the trained parameters. replicas: looks,
+    now and then, whether all ranks have the same ones.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class PrivateOptimizer(Optimizer):
         noise_multiplier: float,
         trained: Sequence[nn.Parameter],
         in_place: ParametersInPlace | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients, self.clock = gradients, clock
@@ -46,6 +50,7 @@ class PrivateOptimizer(Optimizer):
         self.stepped = False  # whether the last call of step() was a real step
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
+        self._replicas, self._releases = replicas, 0  # so many logical steps since `make_private`
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
     @property
@@ -221,10 +226,19 @@ class PrivateOptimizer(Optimizer):
                 parameter.grad = None  # nothing is trained on a gradient that did not come through release()
         if self._in_place is not None:
             self._in_place.check()
+        self._releases += 1
+        self.gradients.exchange(Place(self._releases, self.clock.batch.drawn, self.noise_multiplier))
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
         self._step_accounting.count(self._next_release())
         self._update()
         self.gradients.drop_pending()
+        if self._replicas is not None:
+            self._replicas.check_now_and_then(self._releases)
+
+    def check_replicas(self) -> None:
+        """Raise ReplicaError unless all ranks have the same weights. The loader asks at the end of each epoch."""
+        if self._replicas is not None:
+            self._replicas.check(self._releases)
 
     def _update(self) -> None:
         """Noise, lift and the wrapped optimizer's step: large models' gradients never exist together (`parts.py`)."""

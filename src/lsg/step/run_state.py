@@ -6,6 +6,7 @@ secure ones, which have nothing to hold) and sums without noise, so keep it as s
 
 import dataclasses
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.accounting.step_accounting import StepAccounting
+from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError
 from lsg.methods import Method
 from lsg.sampling.clock import Clock, Position
@@ -29,7 +31,8 @@ VERSION = 2
 class RunState:
     """The parts of a run that have a state: takes it out of them, checks it, puts it back.
 
-    settings: what a continuation must be made with, too, by the names that users know.
+    settings: what a continuation must be made with, too, by the names that users know. group: the processes that train
+    together.
     """
 
     module: nn.Module
@@ -38,6 +41,7 @@ class RunState:
     clock: Clock
     step_accounting: StepAccounting
     settings: dict[str, Any]
+    group: Group
 
     def state_dict(self) -> dict[str, Any]:
         position = self.clock.position()
@@ -91,7 +95,7 @@ class RunState:
             # Lost steps were charged as what they are: noise of their own on samples of their own.
             position = replace(position, micro=0, partial_sum=None)
             for source in (self.sampler.source, *([private.noise] if private else [])):
-                source.renew()
+                source.renew(self.group.on_first(lambda: secrets.token_bytes(64)))
         self.clock.load(position)
         self.optimizer.mark_continued()
         for device, random_state in state["random"].items():

@@ -1,0 +1,1 @@
+"""The processes that train one model together, and the only place that knows torch.distributed."""
