@@ -167,7 +167,10 @@ def _stream_states(
     """How to read the state of each random stream that all ranks share."""
     streams: dict[str, Callable[[], Tensor | None]] = {"sampling": sampler.source.state}
     if isinstance(gradients, PrivateGradients):
-        streams |= {"noise": lambda: gradients.noise.state(), "projection": gradients.recorder.generator.get_state}
+        streams |= {
+            "noise": lambda: gradients.noise.state(),
+            "projection": lambda: gradients.recorder.state_dict()["generator"],
+        }
     return streams
 
 
