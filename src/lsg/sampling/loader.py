@@ -120,7 +120,12 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> 
             raise _not_poisson(loader.batch_sampler)
         else:
             raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
-    if type(sampler) is DistributedSampler and sampler.num_replicas == ranks:
+    if type(sampler) is DistributedSampler:
+        if sampler.num_replicas != ranks:
+            raise ConfigurationError(
+                f"data_loader's DistributedSampler has num_replicas={sampler.num_replicas}, but make_private found "
+                f"{ranks} process(es): let it find out by itself, or make the DataLoader without a sampler; lsg samples"
+            )
         return SamplingPlan(len(dataset), batch_size * ranks, poisson)
     replaceable = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
