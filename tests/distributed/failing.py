@@ -13,12 +13,15 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from lsg.errors import LsgError, PrivacyError
 from tests.distributed.runs import Setting, begin
 
+SIZE = 3
 AT = 3  # the number of the batch at which it fails
 
 
@@ -62,28 +65,31 @@ def main(way: str, rank: int, folder: str) -> None:
     try:
         work(way, rank, folder)
     except LsgError as error:
+        if dist.get_rank() == rank:
+            raise
         say(Path(folder), error=type(error).__name__, words=str(error))
-        if way != "stays" and dist.get_rank() != rank:
-            return
-        raise
     except ValueError:
         if way != "stays":
             raise
         time.sleep(60)  # caught, and the process lives on: in a notebook, say
 
 
-def spawned(here: int, size: int, way: str, rank: int, folder: str) -> None:
-    os.environ |= {"RANK": str(here), "WORLD_SIZE": str(size)}
+def spawned(here: int, way: str, rank: int, folder: str) -> None:
+    os.environ |= {"RANK": str(here), "WORLD_SIZE": str(SIZE)}
     dist.init_process_group("gloo")
     main(way, rank, folder)
+
+
+def forked(here: int, port: str, way: str, rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    spawned(here, way, rank, folder)
 
 
 if __name__ == "__main__":
     way, rank, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     if os.environ.get("SPAWN"):
-        import torch.multiprocessing as mp
-
-        mp.spawn(spawned, args=(3, way, rank, folder), nprocs=3, join=True)
+        mp.spawn(spawned, args=(way, rank, folder), nprocs=SIZE, join=True)
     else:
         dist.init_process_group("gloo")
         main(way, rank, folder)

@@ -34,7 +34,7 @@ def sums_with_and_without() -> list[list[Tensor]]:
     for method, clipping, options in CASES:
         gone = [None, 0, 2, BROKEN[1]] if "unit_of" in options else [None, 0, 23, IDS.index(BROKEN[1])]
         given = options | {"clipping": clipping}
-        found.append([sum_without(unit, METHODS[method], given, kept) for unit in gone])
+        found.append([sum_without(unit, METHODS[method], given, kept, rows=3) for unit in gone])
     return found
 
 
