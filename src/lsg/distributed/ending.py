@@ -41,6 +41,7 @@ def _tell_ends() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if _notes is not None:
             _notes.ends(in_words(error))
+            _notes.stay_for_others()
         before(kind, error, trace)
 
     sys.excepthook = hook

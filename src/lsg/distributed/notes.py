@@ -5,10 +5,13 @@ go on all the same; it left a loop over the loader before the loop's end.
 """
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+_READING = 1.0  # seconds
 _ANY = "lsg/notes"  # there once any rank has left a note: one question is enough as long as there are none
 _ENDED, _RAISED, _LEFT = "ended", "raised", "left"
 
@@ -23,12 +26,15 @@ class At(NamedTuple):
 class Reason(NamedTuple):
     """Why a rank will not come. final: its process ends; otherwise it may still come."""
 
-    rank: int
+    rank: int | None
     text: str
     final: bool
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.text}"
+        return self.text if self.rank is None else f"rank {self.rank}: {self.text}"
+
+
+_NO_STORE = Reason(None, "another process was lost: the one that held torch.distributed's store", final=True)
 
 
 class Notes:
@@ -36,6 +42,7 @@ class Notes:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self._rank, self._size = store, rank, size
+        self._gone = False  # the store went with its process
         self._told: dict[str, str] = {}  # by this rank: kind -> why
 
     @classmethod
@@ -50,6 +57,11 @@ class Notes:
         if _ENDED not in self._told:
             before = self._told.get(_RAISED) or self._told.get(_LEFT)
             self._tell(_ENDED, why or before or "its program ended")
+
+    def stay_for_others(self) -> None:
+        """Rank 0 is about to end, and the store may end with it: let the others read what lies there."""
+        if self._rank == 0:
+            time.sleep(_READING)
 
     def raised(self, at: At, why: str) -> None:
         """An error came out of lsg there; whether this rank comes all the same is not known."""
@@ -75,14 +87,16 @@ class Notes:
     def reasons(self, at: At) -> list[Reason]:
         """Why others will not come there, the firmest reasons first."""
         found = [reason for rank in self._others() for reason in self._reasons_of(rank, at)]
+        if self._gone:
+            found.append(_NO_STORE)
         # An error because of another process names that one's reason at best.
-        return sorted(found, key=lambda reason: (reason.text.startswith("ProcessLost"), not reason.final))
+        return sorted(
+            found, key=lambda reason: (reason.text.startswith("ProcessLost"), reason == _NO_STORE, not reason.final)
+        )
 
     def _others(self) -> list[int]:
-        try:
-            return [r for r in range(self._size) if r != self._rank] if self.store.check([_ANY]) else []
-        except Exception:
-            return []
+        anything = self._try(lambda: self.store.check([_ANY]))
+        return [rank for rank in range(self._size) if rank != self._rank] if anything else []
 
     def _reasons_of(self, rank: int, at: At) -> list[Reason]:
         for kind in (_ENDED, _RAISED, _LEFT):
@@ -100,15 +114,17 @@ class Notes:
             self._write(kind, "null")
 
     def _write(self, kind: str, note: str) -> None:
-        try:
-            self.store.set(f"lsg/{kind}/{self._rank}", note)
-            self.store.set(_ANY, "yes")
-        except Exception:  # the store went with its process
-            return
+        self._try(lambda: self.store.set(f"lsg/{kind}/{self._rank}", note))
+        self._try(lambda: self.store.set(_ANY, "yes"))
 
     def _read(self, kind: str, rank: int) -> Any:
         key = f"lsg/{kind}/{rank}"
+        return self._try(lambda: json.loads(self.store.get(key)) if self.store.check([key]) else None)
+
+    def _try(self, ask: Callable[[], Any]) -> Any:
+        """None where the store is gone; it is not asked again, as each time torch prints a warning."""
         try:
-            return json.loads(self.store.get(key)) if self.store.check([key]) else None
+            return None if self._gone else ask()
         except Exception:
+            self._gone = True
             return None

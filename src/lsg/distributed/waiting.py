@@ -45,6 +45,8 @@ class Waiting:
                 _keep_for_ever(group)
         why = "; ".join(map(str, reasons)) or f"another process was lost ({first_line(error) if error else ''})"
         self._given_up = f"training ends on rank {self._rank}, which waited for {what} in vain. {why}"
+        if reasons:
+            self.notes.stay_for_others()
         raise ProcessLost(self._given_up) from (None if reasons else error)
 
     def _reasons_to_give_up(self, work: Any, at: At) -> list[Reason]:

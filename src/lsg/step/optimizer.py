@@ -163,15 +163,15 @@ class PrivateOptimizer(Optimizer):
 
         The noisy gradients of a real step stay in the parameters' `.grad`; where they would take more than 1 GiB, they
         exist in parts and are gone after it (a step hook on the optimizer keeps them)."""
-        if closure is not None:
-            raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
         try:
-            self._step()
+            self._step(closure)
         except Exception as error:
             self._group.tell(error)  # others may wait for this rank's part of the step
             raise
 
-    def _step(self) -> None:
+    def _step(self, closure: Any) -> None:
+        if closure is not None:
+            raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
         self._check_step()
         batch = self.clock.batch
         self.clock.step_begins()
