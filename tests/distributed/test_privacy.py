@@ -15,7 +15,7 @@ from lsg.distributed.group import Group
 from tests.step.test_unit_neighbours import BROKEN, CLIPPINGS, IDS, METHODS, C, sum_without
 from tests.support.ranks import on_ranks
 
-CASES = list(itertools.product(range(len(METHODS)), CLIPPINGS, [{}, {"unit_of": IDS}]))
+CASES = list(itertools.product(range(len(METHODS)), CLIPPINGS))
 
 
 def sums_with_and_without() -> list[list[Tensor]]:
@@ -31,21 +31,20 @@ def sums_with_and_without() -> list[list[Tensor]]:
 
     PrivateGradients.release = noted  # type: ignore[method-assign]
     found = []
-    for method, clipping, options in CASES:
-        gone = [None, 0, 2, BROKEN[1]] if "unit_of" in options else [None, 0, 23, IDS.index(BROKEN[1])]
-        given = options | {"clipping": clipping}
+    for method, clipping in CASES:
+        given = {"unit_of": IDS, "clipping": clipping}
+        gone = (None, 2, BROKEN[1])  # one of three records, and one with a NaN
         found.append([sum_without(unit, METHODS[method], given, kept, rows=3) for unit in gone])
     return found
 
 
 def test_one_unit_changes_the_sum_of_all_ranks_by_at_most_the_bound() -> None:
     """A unit gone moves the others from rank to rank."""
-    first, second = on_ranks(2, sums_with_and_without)
+    first, second = on_ranks(2, sums_with_and_without, seconds=300)
     for case, ours, theirs in zip(CASES, first, second, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)), case
-        whole, *others, broken = ours
-        changes = [float((whole - other).norm()) for other in others]
-        assert C / 2 <= max(changes) <= C * (1 + 1e-6), case
+        whole, other, broken = ours
+        assert C / 2 <= float((whole - other).norm()) <= C * (1 + 1e-6), case
         assert torch.allclose(whole, broken, rtol=1e-9, atol=1e-12), case  # a unit with a NaN counts as zero
 
 
