@@ -124,8 +124,9 @@ class PrivacyEngine:
             ),
             opacus,
         )
-        target = check_target(given, target_epsilon, target_delta, epochs)
-        planned = self._calibrated(given.sampling, target)
+        with given.group.all_or_none("make_private_with_epsilon"):
+            target = check_target(given, target_epsilon, target_delta, epochs)
+            planned = self._calibrated(given.sampling, target)
         private = self._attach(given, planned.noise_multiplier)
         self.run.step_accounting.target = Target(
             self.accountant, epsilon=target.epsilon, delta=target.delta, planned=planned
@@ -189,7 +190,9 @@ class PrivacyEngine:
             ),
             opacus,
         )
-        return self._attach(given, checked_noise(noise_multiplier, given.method))
+        with given.group.all_or_none("make_private"):
+            noise_multiplier = checked_noise(noise_multiplier, given.method)
+        return self._attach(given, noise_multiplier)
 
     def _check_unspent(self) -> None:
         if len(self.accountant):
