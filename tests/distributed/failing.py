@@ -71,7 +71,7 @@ def main(way: str, rank: int, folder: str) -> None:
     except ValueError:
         if way != "stays":
             raise
-        time.sleep(60)  # caught, and the process lives on: in a notebook, say
+        time.sleep(300)  # caught, and the process lives on: in a notebook, say
 
 
 def spawned(here: int, way: str, rank: int, folder: str) -> None:

@@ -52,6 +52,7 @@ def ended(way: str, rank: int, folder: Path, how: str) -> tuple[dict[int, dict[s
         for here, process in enumerate(processes):
             if here != rank or len(processes) == 1:
                 process.wait(timeout=200)
+        assert way != "stays" or processes[rank].poll() is None  # nothing keeps a process until that one ends
     finally:
         for process in processes:
             process.kill()
@@ -118,6 +119,7 @@ def test_the_others_end_within_seconds(way: str, rank: int, tmp_path: Path) -> N
         ("raises", 1, "rank 1: ValueError: the data are gone"),
         ("raises", 0, f"rank 0: ValueError: the data are gone|{LEFT.format(0)}|{GONE}"),  # the store may go first
         ("interrupted", 1, "rank 1: KeyboardInterrupt"),
+        ("stays", 1, LEFT.format(1)),
     ],
 )
 def test_plain_processes_end_with_the_error_that_ended_one(way: str, rank: int, reason: str, tmp_path: Path) -> None:
