@@ -9,7 +9,7 @@ from scale_shapes import Shapes
 GPU_BYTES = 141e9  # H200 (https://www.nvidia.com/en-us/data-center/h200/)
 MIB = 2**20
 CHUNK, BUCKET = 256 * MIB, 25 * MIB  # lsg's, of weights (parameters/matrices.py); DDP's, of gradients
-BOOKKEEPING = 8  # numbers that lsg reduces beside the sum (assumed; results/scale/bytes.json has what was counted)
+BOOKKEEPING = 6  # numbers that lsg reduces beside the sum (step/exchange.py)
 COMPUTED = 2  # bytes of a number in bfloat16, which all of them compute in
 
 
