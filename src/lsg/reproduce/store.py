@@ -5,6 +5,7 @@ made it. How it was computed (`HOW_COMPUTED`) may differ. A cell is complete onc
 writes last, or once the file of records beside the folder (`records.py`) has it.
 """
 
+import contextlib
 import math
 import shutil
 import statistics
@@ -101,8 +102,10 @@ class Store:
         path = self.path(config)
         (path / "error.txt").unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        begun = RunFolder(path).begun()
-        run(config if begun is None else computed_as(begun, config), path, resume=begun is not None, **options)
+        with contextlib.suppress(ConfigurationError):  # `run` itself refuses a file that cannot be read
+            begun = RunFolder(path).begun()
+            config = config if begun is None else computed_as(begun, config)
+        run(config, path, resume=(path / "config.toml").is_file(), **options)
 
     def drop_model(self, config: RunConfig) -> None:
         """Remove a cell's trained weights: a grid is about its numbers, and hundreds of models fill a disk."""
