@@ -1,6 +1,6 @@
-"""Presets and results/ in, the generated parts of docs pages out.
+"""Presets and results/ in, the generated parts of README and docs pages out, and README's figure.
 
-python docs/render.py            writes every part anew
+python docs/render.py            writes every part and the figure anew
 python docs/render.py --check    writes nothing; fails if a part is not what it would write
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import front_figure
 from scipy.stats import spearmanr
 
 from lsg.accounting.rdp import curve_epsilon
@@ -577,9 +578,12 @@ def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
+# Page, beside this file -> name of a part, between two comments -> what makes it.
 PARTS = {
+    "../README.md": {"measured": front_figure.table},
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {
+        "gpu": front_figure.all_contenders,
         "bench": timings,
         "memory": memory,
         "sweeps": sweeps,
@@ -628,9 +632,10 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         for name in stale:
             (DOCS / name).write_text(rendered(name))
+        front_figure.draw(front_figure.PICTURE)
         return 0
     for name in stale:
-        print(f"docs/{name} is out of date: run python docs/render.py")
+        print(f"{(DOCS / name).resolve().relative_to(DOCS.parent)} is out of date: run python docs/render.py")
     return 1 if stale else 0
 
 

@@ -41,6 +41,7 @@ from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.protected import RECORDS_OF_A_PERSON
 from lsg.train.run import RunResult, run
+from lsg.train.stored_settings import stored_config
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
@@ -193,7 +194,7 @@ def run_settings(
         raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
     known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
     if resume and begun.is_file():
-        return RunConfig.from_dict(known, source)
+        return stored_config(known, source)
     return choose_settings(known, source, listener)
 
 

@@ -38,7 +38,7 @@ class ForwardEvents(Protocol):
         """Look at the model with these inputs, of which something is new."""
 
     def stop_padding(self) -> None:
-        """From now on batches are as large as they are."""
+        """Gives the model its batches without padding from now on."""
 
 
 class RootForward:
@@ -79,7 +79,7 @@ class RootForward:
         _end(events, output)
         try:
             return cut_rows(output, batch.records, batch.size)
-        except NoRows:  # a loss over padding, say: the model runs again without
+        except NoRows:  # the model returns its loss, for example: it runs again without padding
             restore()
             events.stop_padding()
         return self(*args, **kwargs)
@@ -115,7 +115,7 @@ def _end(events: ForwardEvents, output: Any) -> None:
 
 @torch.compiler.disable
 def _mark(model: nn.Module, events: ForwardEvents) -> Callable[[], None]:
-    """Returns what brings back random numbers, and what the model keeps, as they are now."""
+    """Returns a function that restores the random states of this moment, and the model's own state if that is kept."""
     numbers = torch.get_rng_state()
     cuda = {p.device: torch.cuda.get_rng_state(p.device) for p in islice(model.parameters(), 1) if p.is_cuda}
     put_back = snapshot(model) if events.keeps_state else None

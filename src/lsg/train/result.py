@@ -5,6 +5,7 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
+from lsg.train.stored_settings import stored_config
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,6 @@ class RunResult:
         """The inverse of `to_dict`. `source` names the file in errors."""
         try:
             known = {key: value for key, value in values.items() if key != "secret"}
-            return cls(**{**known, "config": RunConfig.from_dict(values["config"], source)})
+            return cls(**{**known, "config": stored_config(values["config"], source)})
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{source} is damaged: it is no result of a run ({error})") from None

@@ -37,6 +37,8 @@ def run(
     prepare: reads and divides the data; `lsg tune` trains on a part of its own.
     """
     folder = RunFolder(output)
+    if resume:
+        config = folder.going_on(config)
     with folder.held(config, resume=resume):
         return _run(config, folder, listener or Listener(), checkpoint_every, prepare)
 
