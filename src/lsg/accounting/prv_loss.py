@@ -22,9 +22,7 @@ class Domain:
     shifts: float = 0.0
 
     def shift_right(self, distance: float) -> "Domain":
-        return replace(
-            self, t_min=self.t_min + distance, t_max=self.t_max + distance, shifts=self.shifts + distance
-        )
+        return replace(self, t_min=self.t_min + distance, t_max=self.t_max + distance, shifts=self.shifts + distance)
 
     @property
     def ts(self) -> Array:

@@ -9,6 +9,8 @@ from lsg.accounting.selection import Repeats
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 
+SCORED_SHARE = 0.1  # of the records that a search runs on, where --validation does not say
+
 
 @dataclass(frozen=True)
 class Search:
