@@ -15,7 +15,7 @@ from lsg.accounting.step_accounting import Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.layers.treatments import treat_parameters
-from lsg.methods import LSG, Method
+from lsg.methods import LSG, Clipping, Method
 from lsg.model.recorder import Recorder
 from lsg.model.validation import check_delta, problems
 from lsg.perf import PerfConfig
@@ -31,7 +31,6 @@ from lsg.step.arguments import (
     checked_noise,
 )
 from lsg.step.assembly import Attached, assemble
-from lsg.step.clipping import Clipping
 from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.run_state import RunState

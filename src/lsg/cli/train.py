@@ -1,12 +1,14 @@
 """`lsg train`: a task, a model and a method in, a privately trained model with its privacy statement out."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,8 +25,7 @@ from rich.table import Table
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
 from lsg.methods import METHODS
-from lsg.tasks.catalog import TASKS
-from lsg.tasks.models import ZOO
+from lsg.tasks.names import KINDS, ZOO_NAMES
 from lsg.train.choose import choose_settings
 from lsg.train.config import (
     LR_SCHEDULES,
@@ -40,15 +41,17 @@ from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.protected import RECORDS_OF_A_PERSON
-from lsg.train.run import RunResult, run
 from lsg.train.stored_settings import stored_config
+
+if TYPE_CHECKING:
+    from lsg.train.result import RunResult
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
     "What": {
-        "task": f"One of {', '.join(TASKS)}.",
+        "task": f"One of {', '.join(KINDS)}.",
         "data": "A local path or a hub name. Without it, the task's own source.",
-        "model": f"A hub id, a local folder, or one of {', '.join(ZOO)} for images.",
+        "model": f"A hub id, a local folder, or one of {', '.join(ZOO_NAMES)} for images.",
         "recipe": "auto, or paper: where all comes from that you do not set.",
         "method": f"One of {', '.join(METHODS)}.",
         "text_column": "Of your own texts; guessed without it.",
@@ -191,7 +194,7 @@ def run_settings(
     if resume and not begun.is_file() and not known:
         raise ConfigurationError(f"--resume: {output} holds no run to go on with")
     if "task" not in known:
-        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
+        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(KINDS)}")
     known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
     if resume and begun.is_file():
         return stored_config(known, source)
@@ -201,6 +204,8 @@ def run_settings(
 def _run_with_bar(
     console: Console, settings: Callable[[Listener], RunConfig], output: Path, resume: bool, checkpoint_every: int
 ) -> RunResult:
+    from lsg.train.run import run  # with PyTorch, for which help and errors of usage need not wait
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

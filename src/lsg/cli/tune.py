@@ -1,5 +1,7 @@
 """`lsg tune`: what `lsg train` takes and settings to vary in, the best settings out, and what finding them has cost."""
 
+from __future__ import annotations
+
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,8 @@ from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
 from lsg.tune.candidates import read_variations, usual_variations
-from lsg.tune.plan import SCORED_SHARE
-from lsg.tune.search import Search
-from lsg.tune.tune import Outcome, SearchListener
-from lsg.tune.tune import tune as search_for
+from lsg.tune.listener import Outcome, SearchListener
+from lsg.tune.search import SCORED_SHARE, Search
 
 
 def tune(
@@ -73,6 +73,8 @@ def _searched(console: Console, search: Search | None, output: Path, resume: boo
         TimeRemainingColumn(compact=True),
         console=console,
     )
+    from lsg.tune.tune import tune as search_for  # with PyTorch, for which help and errors of usage need not wait
+
     try:
         return search_for(search, output, resume=resume, listener=_Bar(bar))
     except KeyboardInterrupt:

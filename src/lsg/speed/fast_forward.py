@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -91,7 +90,9 @@ class FastForward:
 
     def _made(self) -> tuple[int, int]:
         """How many graphs were compiled and how many recorded so far."""
-        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        from torch._dynamo.utils import counters  # the compiler takes a second to load, which `import lsg` need not
+
+        compiled = counters["stats"]["unique_graphs"]
         return compiled, 0 if self._graphed is None else self._graphed.recorded
 
     def discard_recordings(self) -> None:
@@ -139,20 +140,22 @@ def signed(forward: Callable[..., Any], by: types.FunctionType | Any) -> Callabl
 _numbers = itertools.count()
 
 
-def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = torch.compile(_of_its_own(forward))
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with without_needless_masks(), torch._dynamo.config.patch(_IN_CHECKPOINTS):
-            return compiled(*args, **kwargs)
-
-    return run
-
-
 # Rules count their calls. In a checkpointed layer the backward runs the compiled graph again, without the counting: the
 # calls were counted in the forward.
 _COUNTING = "skip_fwd_side_effects_in_bwd_under_checkpoint"
-_IN_CHECKPOINTS = {_COUNTING: True} if hasattr(torch._dynamo.config, _COUNTING) else {}
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    import torch._dynamo as compiler
+
+    compiled = torch.compile(_of_its_own(forward))
+    in_checkpoints = {_COUNTING: True} if hasattr(compiler.config, _COUNTING) else {}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with without_needless_masks(), compiler.config.patch(in_checkpoints):
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from lsg.distributed.wrapper import unwrapped
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
 from lsg.layers.install import is_private
-from lsg.methods import Method, NonPrivate
+from lsg.methods import Clipping, Method, NonPrivate
 from lsg.model.opacus import check_opacus_arguments, refuse_opacus
 from lsg.model.validation import (
     check_budget,
@@ -27,7 +27,7 @@ from lsg.perf import PerfConfig
 from lsg.sampling.loader import sampling_plan
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.units import Units, make_units
-from lsg.step.clipping import Clipper, Clipping
+from lsg.step.clipping import Clipper
 from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
 

@@ -9,9 +9,8 @@ from typing import Any, get_args
 
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
-from lsg.methods import METHODS, Importance, Method, make_method
-from lsg.step.clipping import Clipping
-from lsg.tasks.pooled import POOLINGS
+from lsg.methods import METHODS, Clipping, Importance, Method, make_method
+from lsg.tasks.names import POOLINGS
 
 RECIPES = ("auto", "paper")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")

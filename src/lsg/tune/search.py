@@ -10,6 +10,8 @@ from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 from lsg.train.stored_settings import stored_config
 
+SCORED_SHARE = 0.1  # of the records that a search runs on, where --validation does not say
+
 
 @dataclass(frozen=True)
 class Search:
