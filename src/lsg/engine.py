@@ -216,9 +216,10 @@ class PrivacyEngine:
     def _attach(
         self, given: CheckedArguments, noise_multiplier: float
     ) -> tuple[nn.Module, PrivateOptimizer, PrivateDataLoader]:
-        attached = assemble(
-            given, noise_multiplier, accountant=self.accountant, ledger=self._ledger, secure=self._secure
-        )
+        with given.group.telling():  # others would wait where ranks meet in it
+            attached = assemble(
+                given, noise_multiplier, accountant=self.accountant, ledger=self._ledger, secure=self._secure
+            )
         self._attached, self._sampling = attached, given.sampling
         return given.wrapper, attached.optimizer, attached.loader
 
@@ -283,7 +284,8 @@ class PrivacyEngine:
         replay: repeat the steps that the ledger recorded after the state was taken, exactly, which costs nothing more.
             With False, and always in secure mode, they are charged, and samples and noise from here on are new.
         """
-        self.run.load_state_dict(state, replay=replay)
+        with self.run.group.telling():
+            self.run.load_state_dict(state, replay=replay)
 
     @property
     def run(self) -> RunState:

@@ -59,8 +59,8 @@ def hostile() -> tuple[Tensor, Tensor, Tensor]:
     return x, y[:1].expand_as(y), number
 
 
-def sum_without(gone: int | None, method: Method, options: dict[str, Any], sums: list[Tensor]) -> Tensor:
-    """Of one step of everybody but one unit, in several micro-batches."""
+def sum_without(gone: int | None, method: Method, options: dict[str, Any], sums: list[Tensor], rows: int = 7) -> Tensor:
+    """Of one step of everybody but one unit, in several micro-batches of at most so many rows."""
     x, y, number = hostile()
     units = options.get("unit_of") or list(range(len(x)))
     kept = [record for record, unit in enumerate(units) if unit != gone]
@@ -72,7 +72,7 @@ def sum_without(gone: int | None, method: Method, options: dict[str, Any], sums:
         data=TensorDataset(x[kept], y[kept], number[kept]),
         batch_size=len({units[record] for record in kept}),
         max_grad_norm=C,
-        max_physical_batch_size=7,
+        max_physical_batch_size=rows,
         **own,
     )
     loader.logical.source = EverybodyIsDrawn(torch.Generator().manual_seed(0))

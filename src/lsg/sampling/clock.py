@@ -59,7 +59,8 @@ class MicroBatch:
     size: its number of rows (records, where each has one), None if that is not known. last: it ends its logical batch.
     stepped: it has had its `optimizer.step()`. collected: so many of its rows are in the sum already. unit_rows: how
     many rows each unit has, one after the other; None where each row is a unit, or where that is not known. drawn:
-    units in the whole logical batch, on all ranks; None where that is not known.
+    units in the whole logical batch, on all ranks; share: those of them that are this rank's; None where that is not
+    known.
     """
 
     size: int | None
@@ -68,6 +69,7 @@ class MicroBatch:
     collected: int = 0
     unit_rows: tuple[int, ...] | None = None
     drawn: int | None = None
+    share: int | None = None
 
     @property
     def left(self) -> int | None:
@@ -137,12 +139,14 @@ class Clock:
         last: bool,
         unit_rows: tuple[int, ...] | None = None,
         drawn: int | None = None,
+        share: int | None = None,
     ) -> None:
         """A micro-batch of `size` rows goes out; `last` says that it ends its logical batch. unit_rows: how many of
-        the rows are each unit's; None where each row is a unit. drawn: units in the whole logical batch."""
+        the rows are each unit's; None where each row is a unit. drawn: units in the whole logical batch. share: this
+        rank's of them."""
         self.check_stepped(loop)
         self._gradients.renew()
-        self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows, drawn=drawn)
+        self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows, drawn=drawn, share=share)
 
     def check_stepped(self, loop: int) -> None:
         """Refuse to go on: to the next micro-batch, or past the end of the epoch, before the last one had its step."""

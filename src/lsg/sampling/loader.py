@@ -69,27 +69,29 @@ class PrivateDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         clock = self._clock
         loop = clock.enter_epoch()
-        drawn = self.logical.draw_epoch(clock.epochs_done, *clock.done)
+        epoch = self.logical.draw_epoch(clock.epochs_done, *clock.done)
         self.generator.manual_seed(self.logical.epoch_seed())
         with self.logical.handed_out():
             batches = super().__iter__()
         try:
-            for logical, units in zip(drawn, self.logical.drawn, strict=True):
-                if not logical:
-                    clock.begin_micro_batch(loop, size=0, last=True, drawn=units)
-                    self._optimizer.step()
-                for number, records in enumerate(logical, start=1):
-                    batch = next(batches)
-                    clock.begin_micro_batch(
-                        loop,
-                        size=len(records) * self.logical.units.views,
-                        last=number == len(logical),
-                        unit_rows=self.logical.units.unit_rows(records),
-                        drawn=units,
-                    )
-                    yield batch
-            clock.check_stepped(loop)
-            self._optimizer.check_replicas()
+            with self.logical.group.loop():
+                for logical, drawn, share in zip(epoch, self.logical.drawn, self.logical.shares, strict=True):
+                    if not logical:
+                        clock.begin_micro_batch(loop, size=0, last=True, drawn=drawn, share=share)
+                        self._optimizer.step()
+                    for number, records in enumerate(logical, start=1):
+                        batch = next(batches)
+                        clock.begin_micro_batch(
+                            loop,
+                            size=len(records) * self.logical.units.views,
+                            last=number == len(logical),
+                            unit_rows=self.logical.units.unit_rows(records),
+                            drawn=drawn,
+                            share=share,
+                        )
+                        yield batch
+                clock.check_stepped(loop)
+                self._optimizer.check_replicas()
         finally:
             if clock.leave_epoch(loop):
                 self.logical.leave_epoch()
@@ -118,7 +120,12 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> 
             raise _not_poisson(loader.batch_sampler)
         else:
             raise ConfigurationError("data_loader has batch_size=None (no batching): give it a batch_size")
-    if type(sampler) is DistributedSampler and sampler.num_replicas == ranks:
+    if type(sampler) is DistributedSampler:
+        if sampler.num_replicas != ranks:
+            raise ConfigurationError(
+                f"data_loader's DistributedSampler has num_replicas={sampler.num_replicas}, but make_private found "
+                f"{ranks} process(es): let it find out by itself, or make the DataLoader without a sampler; lsg samples"
+            )
         return SamplingPlan(len(dataset), batch_size * ranks, poisson)
     replaceable = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)

@@ -52,7 +52,8 @@ class LogicalBatches(Sampler[Micro]):
         self.max_tokens = None if lengths is None else max_tokens
         self.epoch: list[Logical] = []
         self.drawn: list[int] = []  # units in each logical batch of `epoch`, on all ranks together
-        self._group = group or Group()
+        self.shares: list[int] = []  # this rank's of them
+        self.group = group or Group()
         self._open = False
         # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
         self._before_draw: torch.Tensor | None = None
@@ -67,9 +68,13 @@ class LogicalBatches(Sampler[Micro]):
         members_of_all = self._draw(max(1, count))
         self.drawn = [len(members) for members in members_of_all][logical_done:]
         self.epoch = [self._split(members) for members in members_of_all][logical_done:]
+        self.shares = [sum(map(self._units_in, logical)) for logical in self.epoch]
         if micro_done:
             self.epoch[0] = self.epoch[0][micro_done:]
         return self.epoch
+
+    def _units_in(self, records: Micro) -> int:
+        return len(self.units.unit_rows(records) or records)
 
     def epoch_seed(self) -> int:
         """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
@@ -144,18 +149,18 @@ class LogicalBatches(Sampler[Micro]):
 
     def _own_records(self, members: torch.Tensor) -> torch.Tensor:
         """Those of the records drawn that this rank computes."""
-        if self._group.alone:
+        if self.group.alone:
             return members
         costs = [1] * len(members) if self.lengths is None else self.lengths[members].tolist()
-        return members[torch.tensor(shares(costs, self._group.size)[self._group.rank], dtype=torch.int64)]
+        return members[torch.tensor(shares(costs, self.group.size)[self.group.rank], dtype=torch.int64)]
 
     def _own_units(self, drawn: list[list[int]]) -> list[list[int]]:
         """The same of units, each with its records."""
-        if self._group.alone:
+        if self.group.alone:
             return drawn
         lengths = self.lengths
         costs = [len(records) if lengths is None else int(lengths[records].sum()) for records in drawn]
-        return [drawn[place] for place in shares(costs, self._group.size)[self._group.rank]]
+        return [drawn[place] for place in shares(costs, self.group.size)[self.group.rank]]
 
     def _sizes(self, lengths: list[int], most: int) -> list[int]:
         """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.

@@ -72,9 +72,15 @@ class CheckedArguments(Arguments):
 
 def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
+    group = Group.current()
+    with group.all_or_none(function):
+        return _checked(function, given, opacus, group)
+
+
+def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Group) -> CheckedArguments:
     check_opacus_arguments(function, opacus)
     refuse_opacus(given.module, given.optimizer, given.data_loader)
-    wrapper, group = given.module, Group.current()
+    wrapper = given.module
     given = replace(given, module=unwrapped(given.module))
     _check_settings(given)
     _check_unused(given)

@@ -27,7 +27,7 @@ from lsg.speed.fast_forward import FastForward
 from lsg.step.arguments import CheckedArguments
 from lsg.step.gradients import NonPrivateGradients, PrivateGradients
 from lsg.step.optimizer import PrivateOptimizer
-from lsg.step.replicas import Replicas
+from lsg.step.replicas import Replicas, settings_of
 from lsg.step.run_state import RunState, describe
 
 
@@ -107,7 +107,8 @@ def assemble(
         noise_multiplier=noise_multiplier,
         trained=given.trained,
         in_place=None if guards is None else guards.parameters,
-        replicas=Replicas(given.group, _trained_names(given), _stream_states(sampler, gradients)),
+        replicas=Replicas(given.group, dict(given.module.named_parameters()), _stream_states(sampler, gradients)),
+        group=given.group,
     )
     run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings, given.group)
     loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
@@ -166,7 +167,10 @@ def _stream_states(
     """How to read the state of each random stream that all ranks share."""
     streams: dict[str, Callable[[], Tensor | None]] = {"sampling": sampler.source.state}
     if isinstance(gradients, PrivateGradients):
-        streams |= {"noise": gradients.noise.state, "projection": gradients.recorder.generator.get_state}
+        streams |= {
+            "noise": lambda: gradients.noise.state(),
+            "projection": lambda: gradients.recorder.state_dict()["generator"],
+        }
     return streams
 
 
@@ -174,10 +178,6 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
     """Several ranks: refuse, by name, arguments that differ; then all have rank 0's weights."""
     if given.group.alone:
         return
-    groups = [
-        {name: value for name, value in group.items() if isinstance(value, int | float | str | bool | tuple)}
-        for group in given.optimizer.param_groups
-    ]
     lengths = known_lengths(given.data_loader.dataset)
     shapes = {f"the shape of '{name}'": tuple(p.shape) for name, p in given.module.named_parameters()}
     trained = {f"whether '{name}' is trained": True for name in _trained_names(given)}
@@ -185,7 +185,7 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
         {
             **{f"make_private's {name}": value for name, value in settings.items()},
             "the optimizer": type(given.optimizer).__qualname__,
-            "the optimizer's settings": groups,
+            "the optimizer's settings": settings_of(given.optimizer),
             "what the data set tells of its records' lengths": None if lengths is None else int(lengths.sum()),
             **shapes,
             **trained,

@@ -1,66 +1,69 @@
-"""This rank's clipped sum of a logical batch in, the sum of all ranks' out: one flat all-reduce a logical step.
+"""The logical batch is complete on this rank: do all ranks agree on it, and is each unit in the sum?
 
-A few numbers travel behind the sum. By them every rank sees, before anything is released, that all are at the same
-step with the same bound and noise, and that each unit that was drawn is in the sum.
+Ranks meet once a logical step, before their sums are added and anything is released. A few numbers are exchanged: a
+hash of all that ranks must have alike, and how many units each has.
 """
 
-from dataclasses import dataclass, replace
-
-import torch
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from lsg.distributed.group import Group
 from lsg.errors import ReplicaError
-from lsg.step.clipping import ClippedSum
 
-_STEPS = 64  # step numbers are compared modulo this: their squares must be exact in float32, for many ranks
+_NOT_KNOWN = -1
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a rank stands when it offers its sum.
 
-    step: the number of the logical step. drawn: units in the logical batch, on all ranks; None where that is not known.
+    step: the number of the logical step. alike: by name, what all ranks must have alike; asked for when the step's
+    subspaces are made. drawn: units in the logical batch, on all ranks; share: those of this rank; None where that is
+    not known.
     """
 
     step: int
+    alike: Callable[[], dict[str, Any]]
     drawn: int | None
-    noise_multiplier: float
+    share: int | None
 
 
-def sum_over_ranks(own: ClippedSum, place: Place, group: Group) -> ClippedSum:
-    """own: the sum of this rank's share, all zero where it had none."""
+def units_of_all(units: int | None, place: Place, group: Group) -> int:
+    """units: those in this rank's sum, None where they are not counted. Returns those in the sums of all ranks."""
+    group.check()
     if group.alone:
-        return own
-    step = place.step % _STEPS
-    facts = torch.tensor(
-        [own.units, float(own.shortened), step, step * step, own.bound, place.noise_multiplier],
-        dtype=own.vector.dtype,
-    )
-    together = group.sum(torch.cat([own.vector, facts.to(own.vector.device)]))
-    vector, found = together[: -len(facts)], together[-len(facts) :].tolist()
-    units, shortened = round(found[0]), found[1]
-    mine = facts.tolist()
-    if not (_alike(found[2], mine[2], group) and _alike(found[3], mine[3], group)):
-        raise ReplicaError(
-            f"rank {group.rank} is at step {place.step} and other ranks are at another one: every rank must iterate "
-            "over the loader alike, to its end, and step after each of its batches"
-        )
-    for name, sum_of_all, value in (
-        ("max_grad_norm", found[4], mine[4]),
-        ("noise_multiplier", found[5], mine[5]),
-    ):
-        if not _alike(sum_of_all, value, group):
+        return units or 0
+    alike = place.alike()
+    digest = int.from_bytes(hashlib.sha256(repr(sorted(alike.items())).encode()).digest()[:8], "big") >> 1
+    own = units if units is not None and place.share is not None else _NOT_KNOWN
+    share = _NOT_KNOWN if own == _NOT_KNOWN else place.share
+    found = group.meet(f"step {place.step}", [digest, own, share or 0, units or 0])
+    if len({digest for digest, *_ in found}) > 1:
+        _name_what_differs(alike, place.step, group)
+    for rank, (_, got, wanted, _) in enumerate(found):
+        if got not in (wanted, _NOT_KNOWN):
             raise ReplicaError(
-                f"{name} is {value:g} on rank {group.rank} and another on other ranks at step {place.step}: set it "
-                "alike on all of them"
+                f"step {place.step}: {got} units are in the sum of rank {rank}, whose share of the {place.drawn} drawn "
+                f"is {wanted}: a micro-batch was stepped without a backward, or twice. Nothing of this step was "
+                "released"
             )
-    if place.drawn is not None and units != place.drawn:
-        raise ReplicaError(
-            f"step {place.step}: {place.drawn} units were drawn, but {units} are in the sum of all ranks: a rank lost "
-            "part of its share, or made a step without a backward. Nothing of this step was released"
-        )
-    return replace(own, vector=vector, units=units, shortened=shortened)
+    return sum(counted for *_, counted in found)
 
 
-def _alike(sum_of_all: float, own: float, group: Group) -> bool:
-    return abs(sum_of_all - group.size * own) <= 1e-5 * max(1.0, abs(own)) * group.size
+def _name_what_differs(alike: dict[str, Any], step: int, group: Group) -> None:
+    found = group.everyones({name: repr(value) for name, value in alike.items()}, f"what differs at step {step}")
+    for name in alike:
+        values = [own.get(name) for own in found]
+        usual = Counter(values).most_common(1)[0][0]
+        for rank, value in enumerate(values):
+            if value != usual:
+                other = values.index(usual)
+                raise ReplicaError(
+                    f"{name} differs between the processes at step {step}: {value} on rank {rank}, {usual} on rank "
+                    f"{other}. Nothing of this step was released. Every rank must go through the same loops, settings "
+                    "and schedules; what is done after each batch, a rank without a share of it leaves out"
+                )
+    raise ReplicaError(f"the processes differ at step {step}, and what differs could not be found")

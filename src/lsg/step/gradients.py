@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from lsg.errors import PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
-from lsg.step.exchange import Place, sum_over_ranks
+from lsg.step.exchange import Place, units_of_all
 from lsg.step.noise import add_noise
 from lsg.step.signals import StepSignals, measure
 from lsg.step.unit_average import average_units
@@ -167,10 +168,16 @@ class PrivateGradients:
 
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
+        if not self._group.alone:
+            self.recorder.ready()  # a rank without a share has made no subspaces for this step yet
+        own = self.sum
+        units = units_of_all(0 if own is None else own.units, place, self._group)
         if self._group.alone:
             return
-        self.recorder.ready()  # a rank without a share has made no subspaces for this step yet
-        self.sum = sum_over_ranks(self.sum or self._empty_sum(), place, self._group)
+        own = own or self._empty_sum()
+        shortened = torch.as_tensor(own.shortened, dtype=own.vector.dtype).to(own.vector.device)
+        together = self._group.sum(torch.cat([own.vector, shortened.reshape(1)]))
+        self.sum = replace(own, vector=together[:-1], units=units, shortened=together[-1].double())
         self.recorder.hold_subspaces()
 
     @torch.no_grad()
@@ -302,6 +309,7 @@ class NonPrivateGradients:
 
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
+        units_of_all(None, place, self._group)
         if self._group.alone:
             return
         own = self._sums or [torch.zeros_like(p) for p in self.parameters]

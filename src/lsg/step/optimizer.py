@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lsg.accounting.step_accounting import Release, StepAccounting
+from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
 from lsg.model.parameters_in_place import ParametersInPlace
@@ -17,7 +18,7 @@ from lsg.step.clipping import Clipper
 from lsg.step.exchange import Place
 from lsg.step.gradients import GradientSource, PrivateGradients
 from lsg.step.parts import PART_BYTES, steps_in_parts
-from lsg.step.replicas import Replicas
+from lsg.step.replicas import Replicas, settings_of
 from lsg.step.signals import StepSignals
 
 
@@ -28,7 +29,7 @@ class PrivateOptimizer(Optimizer):
     Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers work on it.
 
     in_place: looks, before each release, whether the model still computes with the trained parameters. replicas: looks,
-    now and then, whether all ranks have the same ones.
+    now and then, whether all ranks have the same ones. group: the ranks that share each logical batch.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class PrivateOptimizer(Optimizer):
         trained: Sequence[nn.Parameter],
         in_place: ParametersInPlace | None = None,
         replicas: Replicas | None = None,
+        group: Group | None = None,
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients, self.clock = gradients, clock
@@ -50,6 +52,7 @@ class PrivateOptimizer(Optimizer):
         self.stepped = False  # whether the last call of step() was a real step
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
+        self._group = group or Group()
         self._replicas, self._releases = replicas, 0  # so many logical steps since `make_private`
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
@@ -160,6 +163,13 @@ class PrivateOptimizer(Optimizer):
 
         The noisy gradients of a real step stay in the parameters' `.grad`; where they would take more than 1 GiB, they
         exist in parts and are gone after it (a step hook on the optimizer keeps them)."""
+        try:
+            self._step(closure)
+        except Exception as error:
+            self._group.tell(error)  # others may wait for this rank's part of the step
+            raise
+
+    def _step(self, closure: Any) -> None:
         if closure is not None:
             raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
         self._check_step()
@@ -227,13 +237,27 @@ class PrivateOptimizer(Optimizer):
         if self._in_place is not None:
             self._in_place.check()
         self._releases += 1
-        self.gradients.exchange(Place(self._releases, self.clock.batch.drawn, self.noise_multiplier))
+        batch = self.clock.batch
+        self.gradients.exchange(Place(self._releases, self._alike, batch.drawn, batch.share))
         # The step is accounted for before its noise is drawn: whatever happens next, it counts.
         self._step_accounting.count(self._next_release())
         self._update()
         self.gradients.drop_pending()
         if self._replicas is not None:
             self._replicas.check_now_and_then(self._releases)
+
+    def _alike(self) -> dict[str, Any]:
+        """By name, what every rank must have alike when it is released: noise differs where a stream does, say."""
+        private = isinstance(self.gradients, PrivateGradients)
+        return {
+            "the epoch": self.clock.epoch,
+            "the place in the epoch": self.clock.done[0],
+            "the number of units drawn": self.clock.batch.drawn,
+            "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": self._clipper.max_grad_norm if private else None,
+            "the optimizer's settings (its learning rate, say)": settings_of(self.original_optimizer),
+            **(self._replicas.streams() if self._replicas else {}),
+        }
 
     def check_replicas(self) -> None:
         """Raise ReplicaError unless all ranks have the same weights. The loader asks at the end of each epoch."""
