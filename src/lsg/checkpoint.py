@@ -77,9 +77,9 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
     The engine must be attached by `make_private` with the arguments of that run. All is checked before any of it is
     changed; a damaged file, or a run that is not this one, is refused. replay: see `PrivacyEngine.load_state_dict`.
 
-    Of several processes each has to call this, and reads the file. They need not be as many as those that saved it: with
-    another number sums are rounded otherwise, dropout streams are new, and steps that the ledger has beyond the file
-    are charged, not repeated.
+    Of several processes each has to call this, and reads the file. They need not be as many as those that saved it:
+    with another number sums are rounded otherwise, dropout streams are new, and steps that the ledger has beyond the
+    file are charged, not repeated.
     """
     path, run = Path(path), engine.run
 

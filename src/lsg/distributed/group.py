@@ -95,9 +95,9 @@ class Group:
             result = work()
         except Exception as error:
             own = error
-        for rank, error in enumerate(self.everyones(None if own is None else _picklable(own, self.rank))):
-            if error is not None:
-                raise own if rank == self.rank and own is not None else error
+        for rank, found in enumerate(self.everyones(None if own is None else _picklable(own, self.rank))):
+            if found is not None:
+                raise own if rank == self.rank and own is not None else found
         return cast("_T", result)
 
     def first_then_others(self, work: Callable[[], _T]) -> _T:

@@ -6,7 +6,7 @@ start in a place of their own there, and leave word in another one for those tha
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -69,7 +69,7 @@ def joined() -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def goes_on(group: Group, place: str, accept: "Any") -> bool:
+def goes_on(group: Group, place: str, accept: Callable[[bool], None]) -> bool:
     """Whether an earlier start of this very job was at work in `place`. accept(goes_on): refuses the place, on rank 0.
 
     A job that begins in a place that holds something else is refused at each of its starts.
