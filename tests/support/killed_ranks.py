@@ -30,7 +30,7 @@ def launched(
     """`torchrun -m lsg train` into the folder. Its workers are its children."""
     launcher = (
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-        *("--max-restarts", str(restarts), "--master-port", str(_free_port())),
+        *("--max-restarts", str(restarts), "--master-port", str(free_port())),
     )
     with (log or folder.with_name(folder.name + ".log")).open("a") as file:
         return subprocess.Popen(
@@ -178,7 +178,7 @@ def _end(launcher: "subprocess.Popen[str]") -> None:
     launcher.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
