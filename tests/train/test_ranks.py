@@ -16,9 +16,9 @@ from lsg.accounting.ledger import Ledger
 from lsg.cli import app
 from lsg.train.config import RunConfig
 from lsg.train.run import RunResult, run
-from tests.support.killed_ranks import RUN, free_port, kill_ranks, launched
+from tests.support.killed_ranks import RANKS, RUN, free_port, kill_ranks
 from tests.support.ranks import on_ranks
-from tests.support.train_runs import DIGITS, rows, same, scalars, strict
+from tests.support.train_runs import rows, same, scalars, strict
 from tests.train.ranks_runs import BUDGET, on_each
 
 COMMAND = """
@@ -144,7 +144,13 @@ def test_an_end_of_one_is_the_end_of_all_and_one_line(end: str, said: str, tmp_p
         assert lines[0].startswith("Error: ") and "rank 1 has had enough" in lines[0]
 
 
+def whole(folder: Path) -> None:
+    """The run of `kill_ranks`, undisturbed, without the time that torchrun takes to begin."""
+    assert CliRunner().invoke(app, ["train", *RUN, "--output", str(folder)]).exit_code == 0
+
+
 def test_workers_killed_under_torchrun_are_started_again_and_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    on_ranks(RANKS, whole, tmp_path / "whole")
     found = kill_ranks(tmp_path, 2, seed=1, elastic=True)
     assert found["kills"] == 2 and found["longest_wait_seconds"] < 30
 
@@ -156,14 +162,3 @@ def test_other_commands_refuse_several_processes_by_name(monkeypatch: pytest.Mon
     assert answer.exit_code == 2 and "Error: lsg budget works in one process" in answer.output
     monkeypatch.setenv("RANK", "1")
     assert CliRunner().invoke(app, ["budget", "--records", "1000", "--epsilon", "1"]).output == ""
-
-
-def test_a_job_that_is_started_again_does_not_go_on_with_the_run_of_another(
-    finished: tuple[Path, RunResult], tmp_path: Path
-) -> None:
-    """torchrun repeats what was refused, and it stays refused."""
-    assert (finished[0] / "result.json").exists() and DIGITS.seed == finished[1].config.seed
-    launcher = launched(finished[0], ranks=2, restarts=1, log=tmp_path / "log")
-    assert launcher.wait(120) != 0
-    refusals = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("Error: --output")]
-    assert len(refusals) == 2 and "holds a run already" in refusals[0]

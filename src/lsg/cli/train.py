@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,12 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
+from lsg.cli.run_settings import run_settings
 from lsg.distributed.group import Group
 from lsg.distributed.launch import goes_on, joined
-from lsg.errors import ConfigurationError
 from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.models import ZOO
-from lsg.train.choose import choose_settings
 from lsg.train.config import (
     LR_SCHEDULES,
     OPTIMIZERS,
@@ -36,13 +34,11 @@ from lsg.train.config import (
     TRAINABLE,
     RunConfig,
     field_type,
-    option,
 )
-from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.protected import RECORDS_OF_A_PERSON
-from lsg.train.run import RunResult, on_all, run
+from lsg.train.run import RunResult, run
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
@@ -187,44 +183,6 @@ def _signature() -> inspect.Signature:
 
 train.__signature__ = _signature()  # type: ignore[attr-defined]
 train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
-
-
-def run_settings(
-    output: Path,
-    config: Path | None,
-    resume: bool,
-    given: dict[str, Any],
-    listener: Listener,
-    group: Group | None = None,
-) -> RunConfig:
-    """Options before the file, the file before the recipe. A resumed run starts from what it was begun with. group: the
-    processes that all get the same settings."""
-    group = group or Group()
-    known, begun, source = group.on_first(lambda: _known_settings(output, config, resume, given))
-    if begun:
-        return RunConfig.from_dict(known, source)
-    return on_all(group, known, lambda: choose_settings(known, source, listener))
-
-
-def _known_settings(
-    output: Path, config: Path | None, resume: bool, given: dict[str, Any]
-) -> tuple[dict[str, Any], bool, str]:
-    """(what is known of the settings; whether these are all, as the run was begun before; where they come from)"""
-    begun = output / "config.toml"
-    layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
-    layers += [] if config is None else [read_settings(config)]
-    known: dict[str, Any] = {}
-    for layer in (*layers, given):
-        if {"epsilon", "noise_multiplier"} & layer.keys() or layer.get("method") == "non-private":
-            known = {key: value for key, value in known.items() if key not in ("epsilon", "noise_multiplier")}
-        known |= layer
-    source = str(config or begun) if layers else "options"
-    if resume and not begun.is_file() and not known:
-        raise ConfigurationError(f"--resume: {output} holds no run to go on with")
-    if "task" not in known:
-        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
-    known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
-    return known, resume and begun.is_file(), source
 
 
 def _run_with_bar(

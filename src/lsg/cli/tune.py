@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
-from lsg.cli.train import options_of_runs, run_settings
+from lsg.cli.run_settings import run_settings
+from lsg.cli.train import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings

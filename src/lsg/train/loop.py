@@ -111,19 +111,7 @@ def train(
         )
         if spent is not None and not end_at_budget:
             raise spent
-        shares = engine.run.group.everyones((end.loss, end.samples))
-        loss, samples = sum(loss for loss, _ in shares), sum(samples for _, samples in shares)
-        epoch = Epoch(
-            number=end.epochs + 1,
-            steps=end.steps,
-            epsilon=engine.get_epsilon(delta),
-            loss=loss / samples if samples else math.nan,
-            score=None if evaluate is None else _evaluated(model, evaluate),
-            seconds=end.seconds,
-            samples=samples,
-            lr=end.lr,
-            signals=SignalSums(**end.signals).mean(),
-        )
+        epoch = _of_all(end, engine, delta, None if evaluate is None else _evaluated(model, evaluate))
         history.append(epoch)
         if on_epoch is not None:
             on_epoch(epoch)
@@ -133,6 +121,23 @@ def train(
         if save is not None:
             save(now)
     return history
+
+
+def _of_all(end: LoopState, engine: PrivacyEngine, delta: float, score: float | None) -> Epoch:
+    """The record of an epoch, with the loss and the samples of all processes."""
+    shares = engine.run.group.everyones((end.loss, end.samples))
+    loss, samples = sum(loss for loss, _ in shares), sum(samples for _, samples in shares)
+    return Epoch(
+        number=end.epochs + 1,
+        steps=end.steps,
+        epsilon=engine.get_epsilon(delta),
+        loss=loss / samples if samples else math.nan,
+        score=score,
+        seconds=end.seconds,
+        samples=samples,
+        lr=end.lr,
+        signals=SignalSums(**end.signals).mean(),
+    )
 
 
 def _rest_of_epoch(
