@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
-from lsg.cli.train import options_of_runs, run_settings
+from lsg.cli.train import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
@@ -58,6 +58,8 @@ def _base(
     output: Path, config: Path | None, given: dict[str, Any], held_out: float | None, listener: Listener
 ) -> RunConfig:
     """What `lsg train` would do with those records that are not scored on, or not set aside."""
+    from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
+
     own = ({} if config is None else read_settings(config)) | given
     apart = {"tuning_part": held_out} if held_out else {"validation": own.get("validation") or SCORED_SHARE}
     found = run_settings(output, config, False, given | apart, listener)

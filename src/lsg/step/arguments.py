@@ -73,8 +73,7 @@ class CheckedArguments(Arguments):
 def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
     group = Group.current()
-    with group.all_or_none(function):
-        return _checked(function, given, opacus, group)
+    return group.together(lambda: _checked(function, given, opacus, group))
 
 
 def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Group) -> CheckedArguments:
