@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import broken
 
 from lsg.audit.batches import audit_batches
-from lsg.audit.report import CLIPPINGS, audited_method
+from lsg.audit.report import audited_method
 from lsg.audit.rig import ONE_RECORD, UnitShape
+from lsg.audit.settings import CLIPPINGS
 from lsg.audit.white_box import audit_step
 from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from lsg.bench.contenders import Setting, attach
-from lsg.bench.presets import Preset, preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import Preset, preset
 from lsg.methods import LSG
 from lsg.perf import PerfConfig
 from lsg.train.provenance import provenance

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from lsg.bench.contenders import attach
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
 from lsg.bench.setting import Setting, Step
+from lsg.bench.shapes import preset
 from lsg.kernels import conv_reference
 from lsg.kernels.factor_gradient import reference_factor_gradients
 from lsg.layers import conv, linear

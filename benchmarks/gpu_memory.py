@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lsg.bench.contenders import Setting, attach
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from lsg.methods import LSG
 
 GIB = 2**30

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from lsg.bench.contenders import Setting, non_private, private
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from lsg.kernels import factor_kernel as kernels
 from lsg.kernels.factor_gradient import reference_factor_gradients
 from lsg.methods import LSG

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from lsg.bench.contenders import Setting, private
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from lsg.methods import LSG
 from lsg.sampling.random_sources import NoiseSource, TorchNoise
 from lsg.sampling.secure_source import SecureNoise, random_words

@@ -1,7 +1,4 @@
-"""results/ in, README's figure and table out, and the long table in docs/performance.md.
-
-python docs/front_figure.py      writes all three anew
-"""
+"""results/ in, README's figure and table out, and the long table in docs/performance.md. `render.py` writes them."""
 
 import csv
 import json
@@ -15,7 +12,6 @@ from matplotlib.figure import Figure
 from lsg.report.figures import save_figure
 
 ROOT = Path(__file__).resolve().parent.parent
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "figures" / "front.png"
 CPU_ENCODER, CPU_WRN = "cpu-encoder-fp32-cpu", "cpu-wrn-fp32-cpu"
 GPU_ENCODER, GPU_WRN = "front-encoder-bf16-cuda", "front-wrn28-4-tf32-cuda"
@@ -130,23 +126,3 @@ def _accuracies(axes: Axes) -> None:
     axes.set_title("Accuracy: SST-2, %", loc="left", fontsize=10)
     axes.legend(fontsize=8, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-# Page -> name of a part, between two comments -> what makes it.
-PARTS = {README: {"measured": table}, PERFORMANCE: {"gpu": all_contenders}}
-
-
-def rendered(page: Path) -> str:
-    """The page with its parts made anew."""
-    text = page.read_text()
-    for part, make in PARTS[page].items():
-        begin, end = f"<!-- {part}: begin (docs/front_figure.py) -->", f"<!-- {part}: end -->"
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
-    return text
-
-
-if __name__ == "__main__":
-    draw(PICTURE)
-    for page in PARTS:
-        page.write_text(rendered(page))

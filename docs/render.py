@@ -1,6 +1,6 @@
-"""Presets and results/ in, the generated parts of docs pages out.
+"""Presets and results/ in, the generated parts of README and docs pages out, and README's figure.
 
-python docs/render.py            writes every part anew
+python docs/render.py            writes every part and the figure anew
 python docs/render.py --check    writes nothing; fails if a part is not what it would write
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import front_figure
 from scipy.stats import spearmanr
 
 from lsg.accounting.rdp import curve_epsilon
@@ -33,6 +34,8 @@ SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
 RECIPES = DOCS.parent / "results" / "recipes" / "sst2.jsonl"
 WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 BENCH = DOCS.parent / "results" / "bench"
+SCALE = DOCS.parent / "results" / "scale"
+SHOWN_GPUS = (8, 64, 512)
 BENCHES = (
     "cpu-encoder-fp32-cpu",
     "cpu-wrn-fp32-cpu",
@@ -453,19 +456,148 @@ def accounting_costs() -> str:
     return "\n".join(lines)
 
 
+def counted_bytes() -> str:
+    """What a logical step hands to collectives, by the number of its micro-batches."""
+    document = json.loads((SCALE / "bytes.json").read_text())
+    ways: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in document["runs"]:
+        ways.setdefault(run["way"], {})[run["step"]["micro_batches"]] = run["step"]
+    numbers = list(next(iter(ways.values())))
+    columns = " | ".join(f"all-reduce, {number} micro-batch{'es' if number > 1 else ''}" for number in numbers)
+    lines = [f"| {document['processes']} processes | {columns} | calls | dense gradient over it | beside |"]
+    lines.append("|---" * (4 + len(numbers)) + "|")
+    for way, steps in ways.items():
+        sums = [steps[number]["bytes"]["allreduce"] for number in numbers]
+        cells = " | ".join(f"{size:,} B" for size in sums)
+        last = steps[numbers[-1]]
+        ratio, beside = document["dense_bytes"] / sums[-1], last["total"] - sums[-1]
+        lines.append(f"| {way} | {cells} | {last['calls']['allreduce']} | {ratio:.3g} | {beside:,} B |")
+    return "\n".join(lines)
+
+
+def scale_bytes() -> str:
+    """What a step sends, computed."""
+    columns = " | ".join(f"sent, {gpus} GPUs" for gpus in SHOWN_GPUS)
+    lines = [f"| model | way | tensors | {columns} | a record, {SHOWN_GPUS[-1]} GPUs |"]
+    lines.append("|---" * (4 + len(SHOWN_GPUS)) + "|")
+    for model, way, found in _ways():
+        rows = [row["bytes"] for row in _shown(found)]
+        sent = " | ".join(_amount(row["sent"]) for row in rows)
+        lines.append(
+            f"| {model} | {way} | {_amount(rows[0]['payload'])} | {sent} | {_amount(rows[-1]['sent_a_record'])} |"
+        )
+    return "\n".join(lines)
+
+
+def scale_memory() -> str:
+    """What a GPU holds, computed; what does not fit in bold."""
+    columns = " | ".join(f"{gpus} GPUs, GB" for gpus in SHOWN_GPUS)
+    batches = " | ".join(f"largest micro-batch, {gpus} GPUs" for gpus in (SHOWN_GPUS[0], SHOWN_GPUS[-1]))
+    lines = [f"| model | way | {columns} | largest part, {SHOWN_GPUS[-1]} GPUs | {batches} |"]
+    lines.append("|---" * (5 + len(SHOWN_GPUS)) + "|")
+    for model, way, found in _ways():
+        rows = _shown(found)
+        sizes = [f"{sum(row['memory'].values()) / 1e9:,.1f}" for row in rows]
+        cells = " | ".join(size if row["fits"] else f"**{size}**" for size, row in zip(sizes, rows, strict=True))
+        parts = rows[-1]["memory"]
+        part = max(parts, key=lambda name: parts[name])
+        fitting = " | ".join(f"{row['largest_micro_batch']:,}" for row in (rows[0], rows[-1]))
+        lines.append(f"| {model} | {way} | {cells} | {part}, {parts[part] / 1e9:,.1f} | {fitting} |")
+    return "\n".join(lines)
+
+
+def scale_time() -> str:
+    """Efficiency on two networks, with several micro-batches a step and with one; computed."""
+    last = SHOWN_GPUS[-1]
+    several = " | ".join(f"{gpus} GPUs" for gpus in SHOWN_GPUS)
+    lines = [
+        f"| model | way | a step, {last} GPUs | {several} | {last}, 1 micro-batch | Ethernet, {last} | the same, 1 |"
+    ]
+    lines.append("|---" * (6 + len(SHOWN_GPUS)) + "|")
+    for model, way, found in _ways():
+        rows = _shown(found)
+        many = next(iter(rows[0]["efficiency"]["InfiniBand"]))
+        shown = [(row, "InfiniBand", many) for row in rows]
+        shown += [(rows[-1], "InfiniBand", "1"), (rows[-1], "Ethernet", many), (rows[-1], "Ethernet", "1")]
+        cells = (f"{row['efficiency'][net][number]:.2f}" if row["fits"] else "-" for row, net, number in shown)
+        seconds = f"{sum(rows[-1]['seconds'].values()):,.2f} s" if rows[-1]["fits"] else "-"
+        lines.append(f"| {model} | {way} | {seconds} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def scale_speeds() -> str:
+    """What one GPU does alone, and where that is from."""
+    lines = ["| model | method | records/s | from |", "|---|---|---|---|"]
+    for model, way, found in _ways():
+        row = f"| {model} | {way.split(',')[0]} | {found['records_per_second_alone']:,.4g} | {found['source']} |"
+        lines += [row] if row not in lines else []
+    return "\n".join(lines)
+
+
+def scale_breaks() -> str:
+    """The first number of GPUs at which something exceeds a tenth of a step, and what; computed."""
+    ways = ("same work on each GPU", "same logical batch")
+    lines = [f"| model | way | fits from | {' | '.join(ways)} |", "|---" * (3 + len(ways)) + "|"]
+    for model, way, found in _ways():
+        breaks = [found["breaks"][name] for name in ways]
+        fits = breaks[0]["fits_from"]
+        cells = " | ".join(_break(each, fits) for each in breaks)
+        lines.append(f"| {model} | {way} | {f'{fits} GPUs' if fits else 'never'} | {cells} |")
+    return "\n".join(lines)
+
+
+def _break(found: dict[str, Any], fits_from: int | None) -> str:
+    if found["fits_from"] != fits_from:
+        return f"memory, below {found['fits_from']:,} GPUs"
+    if found["gpus"] is None:
+        return found["part"] or "nothing"
+    share = f", {found['share']:.0%} of a step" if found["share"] else ""
+    return f"{found['part']} at {found['gpus']:,}{share}"
+
+
+def _ways() -> Iterable[tuple[str, str, dict[str, Any]]]:
+    """Model, way to train, and what was computed of it."""
+    for model, found in json.loads((SCALE / "simulation.json").read_text())["models"].items():
+        for way, computed in found["ways"].items():
+            yield model, way, computed
+
+
+def _shown(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["gpus"] in SHOWN_GPUS]
+
+
+def _amount(size: float) -> str:
+    """Bytes, in three digits."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{float(f'{size / unit:.3g}'):g} {name}"
+    return f"{size:.0f} B"
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
 
+# Page, beside this file -> name of a part, between two comments -> what makes it.
 PARTS = {
+    "../README.md": {"measured": front_figure.table},
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {
+        "gpu": front_figure.all_contenders,
         "bench": timings,
         "memory": memory,
         "sweeps": sweeps,
         "accounting": accounting_costs,
         "cpu profile": cpu_profile,
         "cpu operations": cpu_operations,
+    },
+    "scale.md": {
+        "bytes measured": counted_bytes,
+        "bytes computed": scale_bytes,
+        "memory": scale_memory,
+        "time": scale_time,
+        "speeds": scale_speeds,
+        "breaks": scale_breaks,
     },
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
     "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
@@ -500,9 +632,10 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         for name in stale:
             (DOCS / name).write_text(rendered(name))
+        front_figure.draw(front_figure.PICTURE)
         return 0
     for name in stale:
-        print(f"docs/{name} is out of date: run python docs/render.py")
+        print(f"{(DOCS / name).resolve().relative_to(DOCS.parent)} is out of date: run python docs/render.py")
     return 1 if stale else 0
 
 

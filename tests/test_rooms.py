@@ -5,10 +5,18 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lsg
+from lsg import LSG, PrivacyEngine
 
 ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
@@ -158,6 +166,46 @@ def test_files_and_functions_are_short() -> None:
 def test_the_walk_through_a_step_has_at_most_fifteen_files() -> None:
     section = DESIGN[DESIGN.index("## One step, file by file") :].partition("\n## ")[2]
     walk = DESIGN[DESIGN.index("## One step, file by file") : -len(section) or None]
-    files = re.findall(r"^\| \d+ \| `([^`]+)`", walk, re.MULTILINE)
+    stations = re.findall(r"^\| \d+ \| `([^`]+)` \| `(\w+)` \|", walk, re.MULTILINE)
+    files = [file for file, _ in stations]
     assert 10 <= len(files) == len(set(files)) <= 15
     assert all((ROOT / "src" / "lsg" / file).exists() for file in files)
+    calls = list(dict.fromkeys(calls_of_a_step()))
+    assert [call for call in calls if call in stations] == stations
+    assert len({file for file, _ in calls}) - len(files) in range(25, 36)  # "some thirty more files run"
+
+
+def calls_of_a_step() -> list[tuple[str, str]]:
+    """File and function of each call inside lsg, in order, of a step from the loader to the new weights."""
+    model: nn.Module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32))
+    data = TensorDataset(torch.randn(60, 64), torch.randint(0, 32, (60,)))
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=20),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        method=LSG(rank=4),
+        noise_generator=torch.Generator().manual_seed(0),
+    )
+    batches, calls = iter(loader), list[tuple[str, str]]()
+    inside = f"{Path(lsg.__file__).parent}/"
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(inside):
+            calls.append((file.removeprefix(inside), frame.f_code.co_name))
+
+    for step in range(2):  # the first has the check
+        if step == 1:
+            sys.setprofile(note)
+            threading.setprofile(note)  # a backward on a GPU runs in a thread of its own
+        try:
+            x, y = next(batches)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        optimizer.zero_grad()
+    return calls

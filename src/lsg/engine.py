@@ -15,7 +15,7 @@ from lsg.accounting.step_accounting import Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
 from lsg.layers.treatments import treat_parameters
-from lsg.methods import LSG, Method
+from lsg.methods import LSG, Clipping, Method
 from lsg.model.recorder import Recorder
 from lsg.model.validation import check_delta, problems
 from lsg.perf import PerfConfig
@@ -31,7 +31,6 @@ from lsg.step.arguments import (
     checked_noise,
 )
 from lsg.step.assembly import Attached, assemble
-from lsg.step.clipping import Clipping
 from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.run_state import RunState
@@ -124,9 +123,8 @@ class PrivacyEngine:
             ),
             opacus,
         )
-        with given.group.all_or_none("make_private_with_epsilon"):
-            target = check_target(given, target_epsilon, target_delta, epochs)
-            planned = self._calibrated(given.sampling, target)
+        target = given.group.together(lambda: check_target(given, target_epsilon, target_delta, epochs))
+        planned = self._calibrated(given.sampling, target)
         private = self._attach(given, planned.noise_multiplier)
         self.run.step_accounting.target = Target(
             self.accountant, epsilon=target.epsilon, delta=target.delta, planned=planned
@@ -190,9 +188,7 @@ class PrivacyEngine:
             ),
             opacus,
         )
-        with given.group.all_or_none("make_private"):
-            noise_multiplier = checked_noise(noise_multiplier, given.method)
-        return self._attach(given, noise_multiplier)
+        return self._attach(given, given.group.together(lambda: checked_noise(noise_multiplier, given.method)))
 
     def _check_unspent(self) -> None:
         if len(self.accountant):

@@ -14,7 +14,7 @@ from lsg.errors import ConfigurationError
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label of tokens that do not count, as in PyTorch and transformers
-_AT_ONCE_BYTES = 256 * 2**20  # of log-probabilities; where a vocabulary makes more, they exist some tokens at a time
+_AT_ONCE_BYTES = 256 * 2**20  # larger log-probabilities, of large vocabularies, are made some tokens at a time
 
 
 def per_sequence(
@@ -84,15 +84,17 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def _cross_entropy_at_once(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """In one pass over the logits and without a copy of them in between."""
+    """Reads the logits once and makes no copy of them."""
     log_probabilities = F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
     token = -log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     return (1 - smoothing) * token - smoothing * log_probabilities.mean(-1) if smoothing else token
 
 
 class _InParts(torch.autograd.Function):
-    """The same for logits (tokens, V), to the bit. Log-probabilities are not kept for the backward but made again: of
-    128,000 words in bfloat16 they and their gradient take four times the memory of the logits."""
+    """Computes the same to the bit for logits (tokens, V), and makes log-probabilities again in the backward.
+
+    For 128,000 words in bfloat16 they and their gradient would take four times the memory of the logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -11,17 +11,22 @@ All of them are one engine at different settings (`rank=None` means full rank):
 `METHODS` lists them by their names on the command line.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from __future__ import annotations
 
-from torch import nn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
 from lsg.schedules import Constant, Schedule
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    Selector = str | type[nn.Module]  # a glob pattern over parameter names, or a module type
+
 Importance = Literal["weight", "random", "factor", "direct"]
-Selector = str | type[nn.Module]  # a glob pattern over parameter names, or a module type
+Clipping = Literal["flat", "per_layer", "automatic"]  # `step/clipping.py` says what each does
 
 _IMPORTANCES: dict[bool, tuple[str, ...]] = {
     True: ("weight", "random", "factor", "direct"),

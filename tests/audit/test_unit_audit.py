@@ -8,8 +8,9 @@ import torch
 
 from lsg.audit.batches import audit_batches
 from lsg.audit.one_run import audit_one_run
-from lsg.audit.report import CLIPPINGS, audited_method
+from lsg.audit.report import audited_method
 from lsg.audit.rig import Rig, UnitShape, blank
+from lsg.audit.settings import CLIPPINGS
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
 from lsg.methods import DPSGD, PRIVATE_METHODS
 from lsg.step.clipping import Clipping

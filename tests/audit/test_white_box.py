@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from lsg.audit.batches import audit_batches
-from lsg.audit.report import CLIPPINGS, audited_method
+from lsg.audit.report import audited_method
 from lsg.audit.rig import Rig, blank
+from lsg.audit.settings import CLIPPINGS
 from lsg.audit.white_box import WhiteBox, audit_run, audit_step
 from lsg.methods import PRIVATE_METHODS
 from lsg.step.clipping import Clipping

@@ -14,8 +14,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lsg.bench.contenders import contenders, left_out
-from lsg.bench.presets import PRESETS, Preset, preset, workload
+from lsg.bench.presets import workload
 from lsg.bench.setting import Setting
+from lsg.bench.shapes import PRESETS, Preset, preset
 from lsg.bench.timing import Timing, best_non_private, measure
 from lsg.cli import app
 from lsg.cli.bench import _table

@@ -5,7 +5,8 @@ import torch
 
 from lsg import LSG, PerfConfig
 from lsg.bench.contenders import Setting, attach, contenders
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from lsg.bench.timing import measure
 from lsg.errors import ConfigurationError
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from lsg import DPSGD, LSG
 from lsg.bench.contenders import Setting, attach
-from lsg.bench.presets import Preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import Preset
 from lsg.methods import Method
 from lsg.parameters.cast_cache import LastCast
 from tests.support.reference import assert_per_sample_gradients

@@ -7,7 +7,8 @@ import torch
 
 from lsg import LSG, PerfConfig
 from lsg.bench.contenders import Setting, attach, private
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from tests.speed.test_graphs import AgainTape
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own compiler warns of itself

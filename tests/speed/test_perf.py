@@ -14,7 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from lsg import DPSGD, LSG, ConfigurationError, PerfConfig, PrivacyEngine
 from lsg.bench.contenders import Setting, private
-from lsg.bench.presets import Preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import Preset
 from lsg.perf import padded_size
 from tests.support.reference import attach
 

@@ -18,9 +18,10 @@ from lsg.train.listener import Listener
 from lsg.train.prepare_data import prepare_data
 from lsg.train.result import RunResult
 from lsg.train.run import run
+from lsg.tune.listener import Outcome, SearchListener
 from lsg.tune.plan import make_plan
 from lsg.tune.search import Plan, Search
-from lsg.tune.tune import Outcome, SearchListener, chosen_by, tune
+from lsg.tune.tune import chosen_by, tune
 from tests.support.threads import one_thread  # noqa: F401 - a fixture for all tests here
 from tests.support.tiny import glue_sst2, tiny_bert
 

@@ -1,4 +1,4 @@
-"""Phases and a grid in, their composition on it out: what was composed before is kept, and only new steps are added."""
+"""Phases and a grid in, their composition on it out. Keeps earlier compositions, and adds only new steps to them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from lsg.accounting.phases import Phase
 Grid = TypeVar("Grid")
 Composed = TypeVar("Composed")
 
-_MOST_KEPT = 4  # a history's composition on the grids of the moment, and what a search tries beyond it
+_MOST_KEPT = 4  # enough for a history's composition on its grids, and for steps that a search tries beyond it
 
 
 class _Kept(NamedTuple, Generic[Grid, Composed]):
@@ -19,9 +19,9 @@ class _Kept(NamedTuple, Generic[Grid, Composed]):
 
 
 class Compositions(Generic[Grid, Composed]):
-    """Compositions of the histories that were last asked for. A longer history begins with the longest it contains.
+    """Keeps the compositions that were last asked for. A longer history is made from the longest kept one it contains.
 
-    extend: a composition (None: of no steps), a phase and a grid in, the composition with that phase's steps out.
+    extend: a composition (None: no steps), a phase and a grid in, the composition with that phase's steps out.
     """
 
     def __init__(self, extend: Callable[[Composed | None, Phase, Grid], Composed]) -> None:
@@ -29,7 +29,7 @@ class Compositions(Generic[Grid, Composed]):
         self._kept: list[_Kept[Grid, Composed]] = []  # the last used is last
 
     def of(self, phases: tuple[Phase, ...], grid: Grid) -> Composed:
-        """phases: one at least, and each noise and rate once."""
+        """phases: at least one, no two of the same noise and rate."""
         wanted = Counter({(noise, rate): steps for noise, rate, steps in phases})
         contained = [kept for kept in self._kept if kept.grid == grid and kept.steps <= wanted]
         nearest = max(contained, key=lambda kept: kept.steps.total(), default=None)

@@ -62,5 +62,5 @@ def composed_epsilon(name: str, phases: tuple[Phase, ...], delta: float) -> floa
 
 
 def _rounded_up(epsilon: float) -> float:
-    """To nine decimals, so that it does not show in which order steps were composed: that changes the 13th digit."""
+    """Rounds up to nine decimals, which hides the order in which steps were composed: that changes the 13th digit."""
     return math.ceil(epsilon * 1e9) / 1e9

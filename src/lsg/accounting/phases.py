@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lsg.errors import ConfigurationError
 
 _MOST_KINDS = 256  # of steps, by noise and rate, before similar ones are counted as one kind
-_ROUNDING = 1.005  # by at most so much
+_ROUNDING = 1.005  # noise and rates are rounded by at most this factor
 
 
 class Phase(NamedTuple):
@@ -31,9 +31,9 @@ def composed(history: Sequence[tuple[float, float, int]]) -> tuple[Phase, ...]:
 
 
 def costliest_steps(phases: Iterable[Phase]) -> list[Phase]:
-    """One step of each kind, without kinds that cost no more than another: more noise at no higher rate.
+    """One step of each kind. Leaves out a kind if another has no more noise and no lower rate.
 
-    They cost no more, as noise can be added to a result, and records left out of a sample, without looking at the data.
+    The one left out costs no more: noise can be added, and records dropped from a sample, without looking at the data.
     """
     steps, highest = [], 0.0
     for noise, rate, _ in sorted(phases, key=lambda phase: (phase.noise_multiplier, -phase.sample_rate)):

@@ -2,7 +2,7 @@
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lsg.accounting.compositions import Compositions
 from lsg.accounting.libraries import quiet
 from lsg.accounting.phases import Phase, costliest_steps
+from lsg.accounting.prv_loss import Domain, loss_distribution, upper_epsilon
 from lsg.accounting.rdp import rdp_epsilon
 
 # Points of the grid, about a second of work. A run that would need more pays with a somewhat larger ε instead of more
@@ -23,9 +24,7 @@ class _Grid(NamedTuple):
     mesh: float
     half: int
 
-    def domain(self) -> Any:
-        from opacus.accountants.analysis.prv import Domain
-
+    def domain(self) -> Domain:
         return Domain(t_min=-(self.half - 1) * self.mesh, t_max=self.half * self.mesh, size=2 * self.half)
 
 
@@ -33,7 +32,7 @@ class _Loss(NamedTuple):
     """The privacy loss of so many steps: the Fourier transform of its masses, and the grid moved to its mean."""
 
     transform: NDArray[np.complex128]
-    domain: Any
+    domain: Domain
     steps: int
 
     def masses(self) -> NDArray[np.float64]:
@@ -44,7 +43,7 @@ class _Loss(NamedTuple):
 
 
 def prv_epsilon(phases: tuple[Phase, ...], delta: float, round_off: float, loose: float) -> float:
-    """ε by Gopi et al. 2021 with Opacus's privacy random variables: their estimate plus its error bounds.
+    """ε by Gopi et al. 2021 with Opacus's privacy random variable: its estimate plus its error bounds.
 
     Opacus's own accountant is put together anew here for four reasons: its grid has no largest size, its allowed error
     is the same 0.01 for ε = 0.05 and ε = 500, it integrates the mean of a step with an error near 4e-10, of which
@@ -53,8 +52,6 @@ def prv_epsilon(phases: tuple[Phase, ...], delta: float, round_off: float, loose
     each of 328 settings compared).
     """
     with quiet():
-        from opacus.accountants.analysis.prv import DiscretePRV
-
         total, delta_error = sum(phase.steps for phase in phases), delta / 1000
         # Remark 5.6 of Gopi et al.: losses beyond ±reach have too little mass to matter, composed or alone.
         alone = max(rdp_epsilon((step,), delta_error / (8 * total)) for step in costliest_steps(phases))
@@ -74,10 +71,8 @@ def prv_epsilon(phases: tuple[Phase, ...], delta: float, round_off: float, loose
         # A shared grid is finer than wanted. Its error counts as the wanted one, so that ε does not fall where the grid
         # becomes finer.
         eps_error = max(wanted / spread, grid.mesh) * spread
-        _, _, upper = DiscretePRV(pmf=masses, domain=loss.domain).compute_epsilon(
-            delta, delta_error + round_off, eps_error
-        )
-        return max(float(upper), 0.0) if math.isfinite(upper) else math.inf
+        upper = upper_epsilon(masses, loss.domain, delta, delta_error + round_off, eps_error)
+        return max(upper, 0.0) if math.isfinite(upper) else math.inf
 
 
 def _fitting_grid(mesh: float, reach: float) -> _Grid:
@@ -110,9 +105,8 @@ _compositions = Compositions(_with_phase)
 
 
 @lru_cache(maxsize=2)
-def _one_step(noise: float, rate: float, grid: _Grid) -> tuple[NDArray[np.complex128], Any]:
+def _one_step(noise: float, rate: float, grid: _Grid) -> tuple[NDArray[np.complex128], Domain]:
     """The transform of one step's masses, and the grid moved so that their mean is the true one."""
-    from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV
     from scipy.fft import rfft
 
     domain = grid.domain()
@@ -120,7 +114,7 @@ def _one_step(noise: float, rate: float, grid: _Grid) -> tuple[NDArray[np.comple
     # Outside of these two the distribution function is 0 or 1, to the last digit.
     low, high = np.searchsorted(edges, (math.log1p(-rate) if rate < 1 else -math.inf, _largest_loss(noise, rate)))
     cumulated = np.zeros(len(edges))
-    cumulated[low:high] = PoissonSubsampledGaussianPRV(rate, noise).cdf(edges[low:high])
+    cumulated[low:high] = loss_distribution(edges[low:high], rate, noise)
     cumulated[high:] = 1.0
     masses = np.diff(cumulated)
     masses /= masses.sum()

@@ -44,7 +44,7 @@ class Target:
 
     def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
-        # So many steps of one noise and rate are allowed beside all others.
+        # How many steps of the present noise and rate are allowed beside all others.
         self._kind: tuple[Any, ...] = (*planned[:2], Counter())
         self._allowed, self._ahead = planned.steps, 1
 
@@ -55,8 +55,8 @@ class Target:
             self._kind, self._allowed, self._ahead = (noise_multiplier, sample_rate, others), taken, 1
         if taken < self._allowed:
             return
-        # One ε for one step, then for twice as many each time, so that steps of one kind need few of them; where so
-        # many no longer fit, for half as many.
+        # Asks for the ε of one step ahead, then of two, four, ..., so that many steps of one kind need few answers.
+        # When so many no longer fit, asks for half as many.
         while not self._fits(Phase(noise_multiplier, sample_rate, self._ahead)):
             if self._ahead == 1:
                 raise BudgetExceeded(

@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lsg.audit.bounds import one_run_bound
 from lsg.audit.rig import ONE_RECORD, UnitShape
 from lsg.engine import PrivacyEngine
-from lsg.methods import Method
+from lsg.methods import Clipping, Method
 from lsg.models import SmallCNN
-from lsg.step.clipping import Clipping
 from lsg.tasks.digits import digits
 from lsg.train.loop import classification_loss, train
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg.engine import PrivacyEngine
-from lsg.methods import Method
-from lsg.step.clipping import ClippedSum, Clipping
+from lsg.methods import Clipping, Method
+from lsg.step.clipping import ClippedSum
 from lsg.step.gradients import PrivateGradients
 
 MAX_GRAD_NORM = 1.0

@@ -20,8 +20,8 @@ from lsg.audit.canaries import Canary
 from lsg.audit.observations import Observed, Sensitivity, WhiteBox
 from lsg.audit.rig import ONE_RECORD, Record, Rig, UnitShape, blank
 from lsg.audit.watched_canary import Lift, WatchedCanary, worst_sensitivity
-from lsg.methods import Method
-from lsg.step.clipping import ClippedSum, Clipping
+from lsg.methods import Clipping, Method
+from lsg.step.clipping import ClippedSum
 
 FEWER = 4  # the other canaries look for gross faults, not for a tight bound: trials are divided by this
 BACKGROUND = 3  # other records in the batch

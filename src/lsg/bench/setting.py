@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg.bench.presets import Preset, Workload
+from lsg.bench.presets import Workload
+from lsg.bench.shapes import Preset
 from lsg.errors import ConfigurationError
 
 Step = Callable[[], None]  # takes one whole logical step

@@ -16,7 +16,7 @@ from lsg.layers.samples import SHARED, Axis, SampleAxis
 # By how much results may differ that must be equal, over the largest number of their tensor: other records may lead to
 # other kernels, which round in other ways (attention with a mask or without one, say).
 _HUGE = 1e6
-_MOST = 0.25  # never more than that, however low the precision: what depends on the number of records differs by more
+_MOST = 0.25  # largest tolerance at any precision: what depends on the number of records differs by more
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
@@ -111,7 +111,7 @@ def _axis(dim: int, outer: int, inner: int) -> SampleAxis:
 
 
 def lowered_precision(device_type: str) -> torch.dtype | None:
-    """What products run in now, where that is below their tensors' own: autocast's; TF32 rounds as float16 does."""
+    """The precision of products now, if it is below their tensors' own: autocast's, or float16, as TF32 rounds so."""
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     if device_type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
@@ -120,9 +120,9 @@ def lowered_precision(device_type: str) -> torch.dtype | None:
 
 
 def alike(a: Tensor, b: Tensor, factor: float = 1.0, precision: torch.dtype | None = None) -> bool:
-    """Whether two tensors differ by no more than `factor` times the tolerance. Most are seen to at a glance.
+    """Whether two tensors differ by no more than `factor` times the tolerance. One look at the largest settles most.
 
-    precision: that they were computed in, where it is below their own. A batch of another size takes other kernels.
+    precision: that of the computation, if it is below the tensors' own. Batches of other sizes take other kernels.
     """
     if a.shape != b.shape:
         return False

@@ -14,6 +14,7 @@ from torch import nn
 from lsg.check.kept_state import changed_state, put_back
 from lsg.check.quiet import eagerly, without_dropout
 from lsg.check.recording import Decisions, Recording
+from lsg.distributed.launch import writes
 from lsg.layers.patched_module import Batch, PatchedModule
 
 # The first numbers drawn from one are small, from the other large: a branch at random is taken once, and once not.
@@ -80,7 +81,7 @@ class TrialRuns:
         return [torch.get_rng_state().numpy().tobytes(), random.getstate(), position, words, *devices]
 
     def _tell(self, seconds: float) -> None:
-        if seconds > _SLOW and not self._told:
+        if seconds > _SLOW and not self._told and writes():
             self._told = True
             print(
                 f"lsg: checking on a few records that samples stay apart, once before the first batch of its kind "

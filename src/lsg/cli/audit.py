@@ -1,20 +1,24 @@
 """`lsg audit`: attacks the engine and says whether the epsilon it claims can be true."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsg.audit.report import CLIPPINGS, MODES, Audit, AuditSettings
+from lsg.audit.settings import CLIPPINGS, MODES, AuditSettings
 from lsg.cli.errors import FAILED
 from lsg.files.atomic import write_atomic
-from lsg.methods import PRIVATE_METHODS
-from lsg.step.clipping import Clipping
+from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
+
+if TYPE_CHECKING:
+    from lsg.audit.report import Audit
 
 DEFAULTS = AuditSettings()
 

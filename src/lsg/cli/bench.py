@@ -1,25 +1,27 @@
 """`lsg bench`: how fast private training is, next to what one would use instead."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lsg.bench.checking import TOLERANCE, difference
-from lsg.bench.contenders import FAST, contenders, left_out
-from lsg.bench.presets import PRESETS, Preset, preset, workload
-from lsg.bench.setting import Setting
-from lsg.bench.timing import Timing, best_non_private, measure
+from lsg.bench.shapes import PRESETS, Preset, preset
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
 from lsg.methods import make_method
 from lsg.perf import PerfConfig
 from lsg.train.provenance import provenance
+
+if TYPE_CHECKING:
+    import torch
+
+    from lsg.bench.timing import Timing
 
 SWEEPS = {
     "batch": ("micro_batch", (4, 8, 16, 32)),
@@ -43,6 +45,10 @@ def bench(
 
     All have the same model, batch and precision. Ratios are against the best non-private training of those that ran.
     """
+    import torch  # for which help and errors of usage need not wait
+
+    from lsg.bench.timing import best_non_private
+
     console = Console()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
@@ -77,6 +83,11 @@ def bench(
 
 def _check(point: Preset, precision: str, device: torch.device, only: str, console: Console) -> dict[str, float]:
     """Each fast path in this bench -> how far its gradients are from the plain path's. Too far ends the bench."""
+    from lsg.bench.checking import TOLERANCE, difference
+    from lsg.bench.contenders import FAST, contenders
+    from lsg.bench.presets import workload
+    from lsg.bench.setting import Setting
+
     setting = Setting(point, workload(point, device), device, precision)
     wanted = [part.strip() for part in only.split(",")] if only else list(contenders(setting))
     paths = {"lsg": PerfConfig(), **FAST}
@@ -93,6 +104,11 @@ def _check(point: Preset, precision: str, device: torch.device, only: str, conso
 
 
 def _run(point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Console) -> list[Timing]:
+    from lsg.bench.contenders import contenders, left_out
+    from lsg.bench.presets import workload
+    from lsg.bench.setting import Setting
+    from lsg.bench.timing import measure
+
     setting = Setting(point, workload(point, device), device, precision)
     builders, missing = contenders(setting), left_out(setting)
     wanted = [part.strip() for part in only.split(",")] if only else list(builders)
@@ -108,6 +124,8 @@ def _run(point: Preset, precision: str, device: torch.device, rounds: int, only:
 
 
 def _table(point: Preset, precision: str, device: torch.device, timings: list[Timing]) -> Table:
+    from lsg.bench.timing import best_non_private
+
     title = f"{point.name} on {device.type}, {precision}: {point.micro_batches} x {point.micro_batch} samples a step"
     table = Table(title=title)
     best = best_non_private(timings)

@@ -13,8 +13,7 @@ from lsg.accounting.budget import Budget, plan_budget, safe_delta
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
-from lsg.tasks.catalog import TASKS, check_task
-from lsg.tasks.digits import TRAIN_IMAGES
+from lsg.tasks.names import KINDS, TRAIN_IMAGES, check_task
 from lsg.train.choose import recipe_for, told
 from lsg.train.config import RECIPES
 from lsg.train.presets import preset
@@ -39,7 +38,7 @@ def budget(
         typer.Option(help="N, the number of training records, or of persons; of a public --task, known."),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help=f"Start from what lsg train would take for a task: {', '.join(TASKS)}.")
+        str | None, typer.Option(help=f"Start from what lsg train would take for a task: {', '.join(KINDS)}.")
     ] = None,
     recipe: Annotated[str, typer.Option(help="With --task, auto or paper, as in lsg train.")] = "auto",
     epsilon: Annotated[float | None, typer.Option(help="The budget ε.")] = None,

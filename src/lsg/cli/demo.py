@@ -5,6 +5,8 @@ learning rate of its own (lsg.demo.settings says how it was found). Then the cos
 Opacus. The last lines say in words what the numbers of this run bear out.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import json
@@ -12,27 +14,25 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
-from lsg.demo.runs import DemoRun
 from lsg.demo.settings import CONTENDERS, NETWORK, Settings, chosen
-from lsg.demo.verdict import verdict
-from lsg.demo.wide import Cost, wide_costs
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
-from lsg.models import small_cnn
-from lsg.tasks.digits import TEST_IMAGES, TRAIN_IMAGES
+from lsg.tasks.names import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
 from lsg.train.provenance import provenance
-from lsg.train.run import run
+
+if TYPE_CHECKING:
+    from lsg.demo.runs import DemoRun
+    from lsg.demo.wide import Cost
 
 DEFAULTS = Settings()
 
@@ -57,6 +57,10 @@ def demo(
     width: Annotated[int, typer.Option(help="Channels of the wide network whose steps are timed; 0: none.")] = 256,
 ) -> None:
     """Where low rank pays and where it does not: LSG, RGP and DPSGD on handwritten digits, and in a wide network."""
+    from lsg.demo.verdict import verdict  # with PyTorch, for which help and errors of usage need not wait
+    from lsg.demo.wide import wide_costs
+    from lsg.models import small_cnn
+
     console = Console()
     settings = Settings(_numbers(epsilon), delta, epochs, batch_size, max_grad_norm, lr, seed)
     contenders = chosen(methods)
@@ -101,6 +105,8 @@ def _prepare(output: Path) -> None:
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     """A model this small gains little from more threads, and on busy cores they lose most of the time on waiting."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -111,6 +117,9 @@ def _one_thread() -> Iterator[None]:
 
 def _train_all(configs: list[tuple[str, RunConfig]], console: Console) -> list[DemoRun]:
     """Train one after the other. The runs' folders are removed: the demo keeps their numbers alone."""
+    from lsg.demo.runs import DemoRun
+    from lsg.train.run import run
+
     bar = Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=20),

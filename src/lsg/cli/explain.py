@@ -1,24 +1,27 @@
 """`lsg explain`: a model by name in, what each method would do to its parameters and its noise out."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.explain import Explanation
-from lsg.explain import explain as explain_model
 from lsg.methods import PRIVATE_METHODS
 from lsg.report.settings import method_text
-from lsg.tasks.models import ZOO, ImageShape, load_image_model, select_trained, text_config
-from lsg.tasks.quiet_transformers import quiet_transformers
+from lsg.tasks.names import ZOO_NAMES
 from lsg.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lsg.explain import Explanation
 
 
 def explain(
-    model: Annotated[str, typer.Option(help=f"A hub id or folder of a text model, or {', '.join(ZOO)}.")],
+    model: Annotated[str, typer.Option(help=f"A hub id or folder of a text model, or {', '.join(ZOO_NAMES)}.")],
     methods: Annotated[str, typer.Option(help="Comma-separated; the first is the one of --details.")] = (
         ",".join(PRIVATE_METHODS)
     ),
@@ -52,6 +55,9 @@ def explain(
         )
         for name in _chosen(methods)
     ]
+    from lsg.explain import explain as explain_model  # with PyTorch, for which help and errors of usage need not wait
+    from lsg.tasks.models import select_trained
+
     network = _untrained(model, classes, channels, image_size)
     select_trained(network, trainable)
     explanations = [explain_model(network, config.make_method()) for config in configs]
@@ -73,7 +79,10 @@ def _chosen(names: str) -> list[str]:
 
 def _untrained(name: str, classes: int, channels: int, image_size: int) -> nn.Module:
     """Of that shape; its weights are random, as nothing here depends on them."""
-    if name in ZOO:
+    from lsg.tasks.models import ImageShape, load_image_model, text_config
+    from lsg.tasks.quiet_transformers import quiet_transformers
+
+    if name in ZOO_NAMES:
         return load_image_model(name, ImageShape(classes, channels, image_size, image_size))
     with quiet_transformers():
         from transformers import AutoModelForSequenceClassification

@@ -1,12 +1,13 @@
 """`lsg train`: a task, a model and a method in, a privately trained model with its privacy statement out."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,11 +22,9 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
-from lsg.errors import ConfigurationError
+from lsg.distributed.launch import goes_on, joined
 from lsg.methods import METHODS
-from lsg.tasks.catalog import TASKS
-from lsg.tasks.models import ZOO
-from lsg.train.choose import choose_settings
+from lsg.tasks.names import KINDS, ZOO_NAMES
 from lsg.train.config import (
     LR_SCHEDULES,
     OPTIMIZERS,
@@ -34,20 +33,21 @@ from lsg.train.config import (
     TRAINABLE,
     RunConfig,
     field_type,
-    option,
 )
-from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.protected import RECORDS_OF_A_PERSON
-from lsg.train.run import RunResult, run
+
+if TYPE_CHECKING:
+    from lsg.distributed.group import Group
+    from lsg.train.result import RunResult
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
     "What": {
-        "task": f"One of {', '.join(TASKS)}.",
+        "task": f"One of {', '.join(KINDS)}.",
         "data": "A local path or a hub name. Without it, the task's own source.",
-        "model": f"A hub id, a local folder, or one of {', '.join(ZOO)} for images.",
+        "model": f"A hub id, a local folder, or one of {', '.join(ZOO_NAMES)} for images.",
         "recipe": "auto, or paper: where all comes from that you do not set.",
         "method": f"One of {', '.join(METHODS)}.",
         "text_column": "Of your own texts; guessed without it.",
@@ -111,13 +111,28 @@ def train(
 
     Options that are not given come from --config, and what is not there from the recipe: by default one that is
     chosen for the number of records, ε and the kind of model, and shown before training.
+
+    On several processes: torchrun --nproc-per-node N -m lsg train ... They share each batch and give one model; what
+    --max-restarts starts again goes on by itself.
     """
-    console = Console()
-    RunFolder(output).check_place(resume=resume)  # before data are read, which may take minutes
     known = {key: value for key, value in given.items() if value is not None}
-    result = _run_with_bar(
-        console, partial(run_settings, output, config, resume, known), output, resume, checkpoint_every
-    )
+    with joined() as group:
+        _train(group, output, config, resume, checkpoint_every, known)
+
+
+def _train(
+    group: Group, output: Path, config: Path | None, resume: bool, checkpoint_every: int, known: dict[str, Any]
+) -> None:
+    from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
+
+    console = Console()
+
+    def check_place(again: bool) -> None:  # before data are read, which may take minutes
+        RunFolder(output).check_place(resume=resume or again)
+
+    resume = goes_on(group, str(output.absolute()), check_place) or resume
+    settings = partial(run_settings, output, config, resume, known, group=group)
+    result = _run_with_bar(console, settings, output, resume, checkpoint_every)
     for warning in result.warnings:
         _print_warning(console, warning)
     console.print(_summary(result))
@@ -174,32 +189,11 @@ train.__signature__ = _signature()  # type: ignore[attr-defined]
 train.__annotations__ = {name: p.annotation for name, p in _signature().parameters.items()}
 
 
-def run_settings(
-    output: Path, config: Path | None, resume: bool, given: dict[str, Any], listener: Listener
-) -> RunConfig:
-    """Options before the file, the file before the recipe. A resumed run starts from what it was begun with."""
-    begun = output / "config.toml"
-    layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
-    layers += [] if config is None else [read_settings(config)]
-    known: dict[str, Any] = {}
-    for layer in (*layers, given):
-        if {"epsilon", "noise_multiplier"} & layer.keys() or layer.get("method") == "non-private":
-            known = {key: value for key, value in known.items() if key not in ("epsilon", "noise_multiplier")}
-        known |= layer
-    source = str(config or begun) if layers else "options"
-    if resume and not begun.is_file() and not known:
-        raise ConfigurationError(f"--resume: {output} holds no run to go on with")
-    if "task" not in known:
-        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
-    known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
-    if resume and begun.is_file():
-        return RunConfig.from_dict(known, source)
-    return choose_settings(known, source, listener)
-
-
 def _run_with_bar(
     console: Console, settings: Callable[[Listener], RunConfig], output: Path, resume: bool, checkpoint_every: int
 ) -> RunResult:
+    from lsg.train.run import run  # with PyTorch, for which help and errors of usage need not wait
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

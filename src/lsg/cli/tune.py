@@ -1,5 +1,7 @@
 """`lsg tune`: what `lsg train` takes and settings to vary in, the best settings out, and what finding them has cost."""
 
+from __future__ import annotations
+
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
-from lsg.cli.train import options_of_runs, run_settings
+from lsg.cli.train import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
 from lsg.tune.candidates import read_variations, usual_variations
-from lsg.tune.plan import SCORED_SHARE
-from lsg.tune.search import Search
-from lsg.tune.tune import Outcome, SearchListener
-from lsg.tune.tune import tune as search_for
+from lsg.tune.listener import Outcome, SearchListener
+from lsg.tune.search import SCORED_SHARE, Search
 
 
 def tune(
@@ -58,6 +58,8 @@ def _base(
     output: Path, config: Path | None, given: dict[str, Any], held_out: float | None, listener: Listener
 ) -> RunConfig:
     """What `lsg train` would do with those records that are not scored on, or not set aside."""
+    from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
+
     own = ({} if config is None else read_settings(config)) | given
     apart = {"tuning_part": held_out} if held_out else {"validation": own.get("validation") or SCORED_SHARE}
     found = run_settings(output, config, False, given | apart, listener)
@@ -73,6 +75,8 @@ def _searched(console: Console, search: Search | None, output: Path, resume: boo
         TimeRemainingColumn(compact=True),
         console=console,
     )
+    from lsg.tune.tune import tune as search_for  # with PyTorch, for which help and errors of usage need not wait
+
     try:
         return search_for(search, output, resume=resume, listener=_Bar(bar))
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.methods import METHODS
-from lsg.tasks.digits import TRAIN_IMAGES
+from lsg.tasks.names import TRAIN_IMAGES
 from lsg.train.choose import choose_settings
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener

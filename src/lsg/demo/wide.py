@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from lsg.bench.contenders import contenders
-from lsg.bench.presets import Preset, Workload
+from lsg.bench.presets import Workload
 from lsg.bench.setting import Setting
+from lsg.bench.shapes import Preset
 from lsg.bench.timing import measure
 from lsg.explain import explain
 from lsg.methods import make_method

@@ -8,7 +8,7 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 
 from lsg.distributed.notes import Notes
-from lsg.errors import first_line
+from lsg.errors import ProcessLost, first_line
 
 _notes: Notes | None = None  # of the process group that was in use last
 _hooked = False
@@ -28,6 +28,13 @@ def notes_of_this_process() -> Notes | None:
 
 def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def tell(error: BaseException) -> None:
+    """This process ends because of an error. One because of another process's end only repeats what that one told."""
+    if _notes is not None and not isinstance(error, ProcessLost):
+        _notes.ends(in_words(error))
+        _notes.stay_for_others()
 
 
 def _tell_ends() -> None:

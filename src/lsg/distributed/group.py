@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from lsg.distributed.waiting import Waiting
 from lsg.errors import ConfigurationError, PrivacyError, ReplicaError
 
 _RAISED = "raised"
+_T = TypeVar("_T")
 _PLACE, _NUMBERS = 48, 4  # bytes of a place's name, and numbers, that a meeting exchanges
 
 
@@ -151,7 +152,7 @@ class Group:
             try:
                 message = _bytes(work())
             except Exception as error:
-                message = _bytes((_RAISED, _picklable(error)))
+                message = _bytes((_RAISED, _picklable(error, self.rank)))
         size = self.meet(place, [len(message)])[0][0]
         if not self.first:
             message = torch.empty(size, dtype=torch.uint8)
@@ -161,6 +162,29 @@ class Group:
         if isinstance(answer, tuple) and answer[:1] == (_RAISED,):
             raise answer[1]
         return answer
+
+    def together(self, work: Callable[[], _T]) -> _T:
+        """Have every rank do this; where it fails on one, all raise what the first of them raised. No collective may
+        run in it."""
+        if self.alone:
+            return work()
+        result, own = None, None
+        try:
+            result = work()
+        except Exception as error:
+            own = error
+        for rank, found in enumerate(self.everyones(None if own is None else _picklable(own, self.rank))):
+            if found is not None:
+                raise own if rank == self.rank and own is not None else found
+        return cast("_T", result)
+
+    def first_then_others(self, work: Callable[[], _T]) -> _T:
+        """The same, by rank 0 before the others: what it downloads they find on the disk."""
+        if self.alone:
+            return work()
+        made = self.together(lambda: work() if self.first else None)
+        found = self.together(lambda: None if self.first else work())
+        return cast("_T", made if self.first else found)
 
     def check_alike(self, values: Mapping[str, Any], remedy: str) -> None:
         """Refuse values, by name, that are not the same on all ranks."""
@@ -174,21 +198,6 @@ class Group:
                         f"{name} differs between the processes: {found[0].get(name)!r} on rank 0, "
                         f"{other.get(name)!r} on rank {rank}. {remedy}"
                     )
-
-    @contextmanager
-    def all_or_none(self, what: str) -> Iterator[None]:
-        """Work of each rank's own: where one raises an error, all do."""
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-        told = self.everyones(None if error is None else in_words(error), f"the end of {what}")
-        if error is not None:
-            raise error
-        for rank, words in enumerate(told):
-            if words is not None:
-                raise ConfigurationError(f"{what} failed on rank {rank}: {words}")
 
     def loop(self) -> "_Loop":
         """A loop over the loader; where it ends before its end, the others are told."""
@@ -254,10 +263,10 @@ def _bytes(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
-def _picklable(error: Exception) -> Exception:
+def _picklable(error: Exception, rank: int) -> Exception:
     """The error, or its words where it cannot travel."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"rank 0: {type(error).__name__}: {error}")
+        return RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
     return error

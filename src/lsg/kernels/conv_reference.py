@@ -44,7 +44,7 @@ def _on_input_positions(
     dilation: Sequence[int],
     in_sizes: Sequence[int],
 ) -> Tensor:
-    """h at the input positions o*stride, with zeros around: as far as the taps reach from the input's edges."""
+    """Puts h at the input positions o*stride, and zeros around it as far as taps reach beyond the input's edges."""
     if any(step != 1 for step in stride):
         spread = h.new_zeros(*h.shape[:2], *((n - 1) * s + 1 for n, s in zip(h.shape[2:], stride, strict=True)))
         grid: tuple[Any, ...] = tuple(slice(None, None, s) for s in stride)

@@ -23,7 +23,7 @@ def select(values: Tensor, kept: Tensor | None) -> Tensor:
     """The kept entries along the last dimension."""
     if kept is None:
         return values
-    # As one matrix: PyTorch takes three to six times as long for more dimensions on a CPU.
+    # Selects from one matrix: on a CPU PyTorch takes three to six times as long with more dimensions.
     rows = values.reshape(-1, values.shape[-1]).index_select(1, kept)
     return rows.reshape(*values.shape[:-1], kept.shape[0])
 
@@ -63,8 +63,8 @@ def reference_factor_gradients(
 def _thin(factor: Tensor, values_BTN: Tensor) -> Tensor:
     """factor (r x N) times each sample's values -> (B, r, T).
 
-    One product for all samples, with the factor on the left: on a CPU one with so few columns on the right takes two
-    to four times as long.
+    Computes one product for all samples, with the factor on the left: on a CPU a factor of few columns on the right
+    takes two to four times as long.
     """
     batch, tokens, width = values_BTN.shape
     products = factor @ values_BTN.reshape(batch * tokens, width).mT

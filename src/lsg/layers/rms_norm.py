@@ -1,8 +1,8 @@
 """The RMS norm of transformers' language models; per-sample gradients of its scale.
 
-y = scale * normalised(x). Every sample gets a scale of its own, value + carrier, and autograd sums what its positions
-give. The vmap fallback would do the same; but neither does a compiler follow it into a checkpointed layer, nor is it
-as quick to launch. Other RMS norms go that way.
+y = scale * normalised(x). Every sample gets a scale of its own, value + carrier, and autograd sums over its positions.
+The vmap fallback gives the same gradients, and serves all other RMS norms. It is slower to launch, and a compiler does
+not follow it into a checkpointed layer.
 """
 
 from typing import Any
@@ -31,8 +31,10 @@ def rms_norm_forward(module: Any, patched: PatchedModule, places: SamplePlaces, 
 
 
 def is_rms_norm(module: nn.Module) -> bool:
-    """Known by its code: transformers has a copy of it under another name for each family of models. What only looks
-    similar (a scale that is 1 + weight, one that is normalised itself) is another layer."""
+    """Compares the forward's code: transformers has a copy of this norm under another name in each family of models.
+
+    A norm with another formula, such as a scale of 1 + weight, has other code.
+    """
     forward = type(module).forward
     own, known = getattr(forward, "__code__", None), _transformers_forward.__code__
     same = own is not None and all(getattr(own, part) == getattr(known, part) for part in _CODE)
@@ -49,7 +51,7 @@ def is_rms_norm(module: nn.Module) -> bool:
 _CODE = ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_argcount", "co_kwonlyargcount")
 
 
-# What LlamaRMSNorm and its copies run, word for word.
+# The forward of LlamaRMSNorm and its copies, word for word.
 def _transformers_forward(self: Any, hidden_states: Any) -> Any:
     input_dtype = hidden_states.dtype
     hidden_states = hidden_states.to(torch.float32)

@@ -3,19 +3,24 @@
 Projected: trained through L and R. Dense: trained through its own clipped gradient. Frozen: not trained.
 """
 
+from __future__ import annotations
+
 import fnmatch
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
 from lsg.errors import ConfigurationError
 from lsg.layers.registry import is_fallback, rule_for
 from lsg.layers.rule import Rule
-from lsg.methods import Method, Selector
+from lsg.methods import Method
 from lsg.parameters.slot import Layout
+
+if TYPE_CHECKING:
+    from lsg.methods import Selector
 
 
 @dataclass(frozen=True)

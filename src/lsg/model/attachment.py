@@ -110,7 +110,7 @@ class Attachment:
         self._checked.check(inputs)
 
     def expect_steps(self, steps: int) -> None:
-        """So many logical steps are planned: whether it pays to compile will be seen from the first ones."""
+        """Takes the planned number of logical steps, so that the first ones can show whether compiling pays."""
         if self.fast is not None and self._may_compile:
             on_gpu = self.recorder.generator.device.type == "cuda"
             self._choice = CompileChoice(steps, torch.cuda.synchronize if on_gpu else lambda: None)
@@ -128,7 +128,7 @@ class Attachment:
         self.fast.choose_compiled()
 
     def stop_padding(self) -> None:
-        """From now on batches are as large as they are."""
+        """Gives the model its batches without padding from now on."""
         self.recorder.stop_padding()
 
     def _discard_recordings_of_moved_subspaces(self) -> None:

@@ -10,9 +10,8 @@ class Hook:
     """Calls `call`, outside of what a compiler traces."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+        self._call = torch.compiler.disable(call)
 
-    @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)
 

@@ -89,7 +89,7 @@ class Recorder:
                 )
 
     def stop_padding(self) -> None:
-        """From now on micro-batches have as many rows as samples."""
+        """Gives micro-batches one row for each sample, without padding, from now on."""
         self._pads = False
         self.batch.size = None
 

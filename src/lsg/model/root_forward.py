@@ -38,7 +38,7 @@ class ForwardEvents(Protocol):
         """Look at the model with these inputs, of which something is new."""
 
     def stop_padding(self) -> None:
-        """From now on batches are as large as they are."""
+        """Gives the model its batches without padding from now on."""
 
 
 class RootForward:
@@ -46,6 +46,8 @@ class RootForward:
 
     def __init__(self, model: nn.Module, events: ForwardEvents) -> None:
         self._model, self._events = model, events
+        # Here rather than where they are defined: PyTorch's compiler takes a second to load.
+        self._begin, self._end, self._mark = map(torch.compiler.disable, (_begin, _end, _mark))
         self.replaced: Callable[..., Any] = swap_in(model, "forward", signed(model.forward, _forward))
         model.__dict__["_lsg_root"] = self
 
@@ -68,24 +70,24 @@ class RootForward:
         events = self._events
         if not torch.is_grad_enabled() or events.batch.in_forward or events.batch.watch is not None:
             return self.replaced(*args, **kwargs)
-        inputs = _begin(events, args, kwargs)
+        inputs = self._begin(events, args, kwargs)
         batch = events.batch
         if batch.size is None or batch.records is None or batch.size == batch.records:
             output = self._run(events, inputs)
-            _end(events, output)
+            self._end(events, output)
             return output
-        restore = _mark(self._model, events)
+        restore = self._mark(self._model, events)
         output = self._run(events, inputs)
-        _end(events, output)
+        self._end(events, output)
         try:
             return cut_rows(output, batch.records, batch.size)
-        except NoRows:  # a loss over padding, say: the model runs again without
+        except NoRows:  # the model returns its loss, for example: it runs again without padding
             restore()
             events.stop_padding()
         return self(*args, **kwargs)
 
     def _run(self, events: ForwardEvents, inputs: tuple[Any, Any], *, again: bool = False) -> Any:
-        restore = _mark(self._model, events)
+        restore = self._mark(self._model, events)
         events.batch.in_forward = True
         try:
             return self.replaced(*inputs[0], **inputs[1])
@@ -100,22 +102,19 @@ class RootForward:
             )
         restore()
         events.check(inputs)
-        return self._run(events, _begin(events, *inputs), again=True)
+        return self._run(events, self._begin(events, *inputs), again=True)
 
 
-@torch.compiler.disable
 def _begin(events: ForwardEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return events.begin((args, kwargs))
 
 
-@torch.compiler.disable
 def _end(events: ForwardEvents, output: Any) -> None:
     events.end(output)
 
 
-@torch.compiler.disable
 def _mark(model: nn.Module, events: ForwardEvents) -> Callable[[], None]:
-    """Returns what brings back random numbers, and what the model keeps, as they are now."""
+    """Returns a function that restores the random states of this moment, and the model's own state if that is kept."""
     numbers = torch.get_rng_state()
     cuda = {p.device: torch.cuda.get_rng_state(p.device) for p in islice(model.parameters(), 1) if p.is_cuda}
     put_back = snapshot(model) if events.keeps_state else None

@@ -109,7 +109,7 @@ def warn_of_hooks(model: nn.Module, trained: list[nn.Parameter]) -> None:
         warnings.warn(
             f"{modules[0]}{_and_more(modules)} has a backward hook, which sees the gradients of a whole batch. If it "
             "changes them by anything computed over the batch, clipping does not bound a record's influence: remove it",
-            stacklevel=4,
+            stacklevel=7,
         )
     ids = {id(p) for p in trained}
     parameters = [
@@ -122,7 +122,7 @@ def warn_of_hooks(model: nn.Module, trained: list[nn.Parameter]) -> None:
             f"parameter '{parameters[0]}'{_and_more(parameters)} has a gradient hook, which will not run: private "
             "training computes per-sample gradients beside the parameter. Remove it, or change gradients in a step "
             "hook of the optimizer (register_step_pre_hook), which sees the private ones",
-            stacklevel=4,
+            stacklevel=7,
         )
 
 
@@ -143,7 +143,7 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
             f"parameter '{others[0]}'{_and_more(others)} requires a gradient but is not in the optimizer: it stays "
             "as it is, and its gradient is not private. Freeze it, which is faster, too, and never give it to another "
             "optimizer",
-            stacklevel=4,
+            stacklevel=7,
         )
 
 

@@ -1,4 +1,4 @@
-"""While a CUDA graph is recorded nothing is collected: an older graph that is freed then ends the recording."""
+"""Keeps Python's garbage collector off while a CUDA graph is recorded: freeing an older graph ends a recording."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collects what is there (graphs of an earlier run, say), then nothing until the end. PyTorch does neither."""
+    """Collects garbage (graphs of an earlier run, say), then none until the end of the block. PyTorch does neither."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()

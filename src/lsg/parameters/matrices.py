@@ -1,8 +1,8 @@
-"""Same-shaped weights in, one stack of matrices out that is read as if it were a tensor and exists a chunk at a time.
+"""Same-shaped weights in, one stack of matrices out that reads like a tensor and exists a chunk at a time.
 
-Of a model of 8 billion numbers in bfloat16, 16 GB, the weights of one shape alone are 15 GB in float32. The power
-method and the scores of units read each weight only a few times: a chunk of weights is copied, read, and written over
-by the next. Whatever the chunks, the same random numbers meet the same weights.
+In a model of 8 billion bfloat16 numbers (16 GB) the weights of one shape alone take 15 GB in float32. The power method
+and the scores of units read each weight only a few times: a chunk is copied, read, and overwritten by the next one.
+The size of chunks does not change which random numbers meet which weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 256 * 2**20  # of weights, or lifted gradients, in float32 at a time; one matrix at least
+CHUNK_BYTES = 256 * 2**20  # size of a chunk of weights or lifted gradients in float32; one matrix at least
 
 
 def per_chunk(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """How many matrices of this shape are a chunk."""
+    """How many matrices of this shape make a chunk."""
     return max(1, CHUNK_BYTES // (torch.Size(shape).numel() * dtype.itemsize))
 
 
 class Matrices:
-    """k matrices of one shape, read as (k, rows, columns) in `dtype`. All that fit into one chunk are copied once."""
+    """k matrices of one shape, read as (k, rows, columns) in `dtype`. If one chunk holds all, they are copied once."""
 
     def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, weights[0].device
@@ -29,7 +29,7 @@ class Matrices:
         self._whole = self._copy(weights, self._memory()) if len(weights) <= self._size else None
 
     def each(self, compute: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """compute(chunk (c, rows, columns), which of the k these are) -> (c, ...); all together (k, ...)."""
+        """Calls compute(chunk (c, rows, columns), its place among the k) -> (c, ...) chunk by chunk; gives (k, ...)."""
         parts = [compute(chunk, part) for chunk, part in self._chunks()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -34,7 +34,7 @@ class Refresh:
         self._wants_graph = cuda_graph and bool(stacks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._graph_is_for: tuple[Any, ...] = ()
-        self._replayed = True  # whether the last recording has been of use
+        self._replayed = True  # whether the last recording was replayed at least once
         self._last: tuple[Any, ...] = ()  # what the last refresh was for
         self._streams: list[torch.cuda.Stream] | None = None  # there are few, and libraries keep memory for each
 

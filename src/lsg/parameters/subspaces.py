@@ -33,7 +33,7 @@ class Subspaces:
 
     @property
     def step(self) -> int:
-        """The logical step that they are, or will be, for."""
+        """The logical step that the subspaces belong to; before the first refresh, the one they will belong to."""
         return self._step
 
     def refresh_if_stale(self, *, gradients_wait: bool) -> bool:

@@ -1,9 +1,10 @@
 """`lsg.recommend`: number of records, ε and the model in, a recipe out. `lsg train --recipe auto` uses it, too."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from lsg.accounting.budget import safe_delta
 from lsg.errors import ConfigurationError
@@ -11,6 +12,9 @@ from lsg.files.plain_numbers import plain
 from lsg.recipes.images import image_recipe
 from lsg.recipes.recipe import Recipe, is_transformer
 from lsg.recipes.text import text_recipe
+
+if TYPE_CHECKING:
+    from torch import nn
 
 KINDS = ("text", "image")
 _OWN_NETWORK = (

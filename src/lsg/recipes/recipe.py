@@ -1,12 +1,14 @@
 """A recipe: all that a private run needs beside its data, its model and ε, with the reasons for it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from lsg.methods import Clipping, Method
 
-from lsg.methods import Method
-from lsg.step.clipping import Clipping
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -89,6 +88,8 @@ def reproduce(
 
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
+    import torch  # for which help and errors of usage need not wait
+
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

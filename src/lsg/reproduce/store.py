@@ -1,10 +1,11 @@
 """The results store: a folder with one folder a cell, each the output of one training run.
 
-A cell is a RunConfig; its folder's name is readable and stable, and a result counts only for the very configuration
-that made it. A cell is complete once its `result.json` exists, which a run writes last, or once the file of records
-beside the folder (`records.py`) has it.
+A cell is a RunConfig; its folder's name is readable and stable, and a result counts only for the configuration that
+made it. How it was computed (`HOW_COMPUTED`) may differ. A cell is complete once its `result.json` exists, which a run
+writes last, or once the file of records beside the folder (`records.py`) has it.
 """
 
+import contextlib
 import math
 import shutil
 import statistics
@@ -18,6 +19,8 @@ from lsg.files.strict_json import loads
 from lsg.methods import METHODS
 from lsg.reproduce.records import read_records, records_file
 from lsg.train.config import RunConfig
+from lsg.train.folder import RunFolder
+from lsg.train.stored_settings import HOW_COMPUTED, computed_as, differences, stored_config
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Store:
         place = str(file) if published is None else f"{records_file(self.folder)}: {name}"
         try:
             result = published or loads(file.read_text(encoding="utf-8"))
-            _check_same(place, result["config"], config)
+            _check_same(place, stored_config(result["config"], place), config)
             epsilon = result["epsilon"]
             return Outcome(
                 score=result["score"],
@@ -99,6 +102,9 @@ class Store:
         path = self.path(config)
         (path / "error.txt").unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(ConfigurationError):  # `run` itself refuses a file that cannot be read
+            begun = RunFolder(path).begun()
+            config = config if begun is None else computed_as(begun, config)
         run(config, path, resume=(path / "config.toml").is_file(), **options)
 
     def drop_model(self, config: RunConfig) -> None:
@@ -120,12 +126,9 @@ class Store:
         )
 
 
-def _check_same(place: str, stored: dict[str, Any], config: RunConfig) -> None:
-    # Through RunConfig: a result from before a setting existed has that setting's default.
-    stored, wanted = RunConfig.from_dict(stored, place).to_dict(), config.to_dict()
-    for key in sorted(stored.keys() | wanted.keys()):
-        if stored.get(key) != wanted.get(key):
-            raise ConfigurationError(
-                f"{place}: made with {key} = {stored.get(key)}, now wanted with {wanted.get(key)}; "
-                "choose another --output, or remove that folder to run it again"
-            )
+def _check_same(place: str, stored: RunConfig, wanted: RunConfig) -> None:
+    for key, (made, now) in differences(stored, wanted, besides=HOW_COMPUTED).items():
+        raise ConfigurationError(
+            f"{place}: made with {key} = {made}, now wanted with {now}; "
+            "choose another --output, or remove that folder to run it again"
+        )

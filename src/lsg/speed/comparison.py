@@ -1,23 +1,25 @@
-"""Replays beside plain runs: which replays are compared, and which of their numbers differ."""
+"""Compares replays with plain runs: says which replays are compared, and which of their numbers differ."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-_FIRST = 3  # replays of a recording that are all compared
-_RARE = 1024  # from here on every so many; up to here at powers of two
-_SMALL = 0.1  # of the largest: what is smaller may be nothing but rounding (an attention's bias of keys)
+_FIRST = 3  # each of a recording's first replays is compared
+_RARE = 1024  # later ones are compared at powers of two up to this number, then at its multiples
+_SMALL = 0.1  # a tensor below this share of the largest may be rounding alone, as an attention's bias of keys is
 
 
 def is_due(replay: int) -> bool:
-    """Whether a recording's replay of this number, from 1, is compared: often at first, and for ever now and then."""
+    """Whether a recording's n-th replay, counted from 1, is compared: often at first, rarely later, without an end."""
     return replay <= _FIRST or replay % _RARE == 0 or (replay < _RARE and replay & (replay - 1) == 0)
 
 
 def tolerance(device_type: str, dtypes: set[torch.dtype]) -> float:
-    """How far two ways to compute the same may be apart, of its size. A replay mostly runs the plain run's own kernels;
-    libraries may choose others for it."""
+    """The difference, relative to a tensor's size, that rounding may make between a replay and a plain run.
+
+    Both mostly run the same kernels, but libraries may choose others for a replay.
+    """
     low = {torch.bfloat16, torch.float16}
     if torch.is_autocast_enabled(device_type) or dtypes & low:
         return 5e-2
@@ -28,14 +30,14 @@ def tolerance(device_type: str, dtypes: set[torch.dtype]) -> float:
 
 
 def probe_like(gradient: Tensor) -> Tensor:
-    """An output's gradient to compare with: the same numbers each time, none of them drawn."""
+    """Makes an output gradient for comparisons. It has the same numbers each time, and draws none."""
     return torch.arange(gradient.numel(), device=gradient.device).cos().to(gradient.dtype).view(gradient.shape)
 
 
 def first_difference(
     names: Sequence[str], replayed: Sequence[Tensor], plain: Sequence[Tensor], within: float
 ) -> str | None:
-    """The name of a tensor that is not the same in both, with how much it differs."""
+    """Returns the name of the first tensor that differs, and by how much; None if all agree."""
     sizes = [_size(tensor) for tensor in plain]
     floor = _SMALL * max(sizes, default=0.0)
     for name, a, b, size in zip(names, replayed, plain, sizes, strict=True):
@@ -52,5 +54,5 @@ def first_difference(
 
 
 def _size(tensor: Tensor) -> float:
-    """Without what is not finite: a sample whose gradient is not does not enter a sum, either."""
+    """The norm without numbers that are not finite: a sample with such a gradient enters no sum, either."""
     return float(tensor.float().nan_to_num(0, 0, 0).norm())

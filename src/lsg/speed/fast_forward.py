@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -43,14 +42,14 @@ class FastForward:
         self._model, self._slots, self._tape, self._before_run = model, slots, tape, before_run
         self.own_forward = swap_in(model, "forward", signed(model.forward, _forward))
         self._graphed: GraphedForward | None = None
-        self._chosen = False  # whether it was lsg that chose to compile
+        self._chosen = False  # whether lsg, not the user, chose to compile
         self._run = self._way(compiled=compiled)
         model.__dict__["_lsg_fast"] = self
 
     def _way(self, *, compiled: bool) -> Callable[..., Any]:
-        """A way to run the model, with no recordings yet."""
+        """Returns a function that runs the model in this way. It has no recordings yet."""
         run: Callable[..., Any] = _compiled(self.own_forward) if compiled else self.own_forward
-        if self._tape is not None and not compiled:  # a compiler makes constants by itself
+        if self._tape is not None and not compiled:  # compiled code makes its constants on the device by itself
             run = without_host_constants(run)
         run = _after(self._before_run, run)
         self._graphed = None if self._tape is None else GraphedForward(run, self._model, self._slots, self._tape)
@@ -62,7 +61,7 @@ class FastForward:
         return self._graphed is not None and self._graphed.recordable
 
     def choose_compiled(self) -> None:
-        """From the next forward on. A model that cannot be compiled goes on as it was."""
+        """Compiles from the next forward on. A model that cannot be compiled goes on as before."""
         self._chosen, self._run = True, self._way(compiled=True)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -72,7 +71,7 @@ class FastForward:
         return (nothing, ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a user's own compiler has it in hand
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # a compiler of the user runs the model
             return self.own_forward(*args, **kwargs)
         made, start = self._made(), time.perf_counter()
         try:
@@ -91,7 +90,9 @@ class FastForward:
 
     def _made(self) -> tuple[int, int]:
         """How many graphs were compiled and how many recorded so far."""
-        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        from torch._dynamo.utils import counters  # the compiler takes a second to load, which `import lsg` need not
+
+        compiled = counters["stats"]["unique_graphs"]
         return compiled, 0 if self._graphed is None else self._graphed.recorded
 
     def discard_recordings(self) -> None:
@@ -100,7 +101,7 @@ class FastForward:
             self._graphed.discard_recordings()
 
     def remove(self) -> None:
-        self.discard_recordings()  # their memory is the next run's
+        self.discard_recordings()  # frees their memory for the next run
         swap_out(self._model, "forward", self.own_forward)
         del self._model.__dict__["_lsg_fast"]
 
@@ -139,20 +140,22 @@ def signed(forward: Callable[..., Any], by: types.FunctionType | Any) -> Callabl
 _numbers = itertools.count()
 
 
+# Rules count their calls. In a checkpointed layer the backward runs the compiled graph again, without the counting: the
+# calls were counted in the forward.
+_COUNTING = "skip_fwd_side_effects_in_bwd_under_checkpoint"
+
+
 def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    import torch._dynamo as compiler
+
     compiled = torch.compile(_of_its_own(forward))
+    in_checkpoints = {_COUNTING: True} if hasattr(compiler.config, _COUNTING) else {}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with without_needless_masks(), torch._dynamo.config.patch(_IN_CHECKPOINTS):
+        with without_needless_masks(), compiler.config.patch(in_checkpoints):
             return compiled(*args, **kwargs)
 
     return run
-
-
-# Rules count their calls, also in layers that are checkpointed. What runs again in the backward is the graph alone: it
-# counts nothing, and need not.
-_COUNTING = "skip_fwd_side_effects_in_bwd_under_checkpoint"
-_IN_CHECKPOINTS = {_COUNTING: True} if hasattr(torch._dynamo.config, _COUNTING) else {}
 
 
 def _of_its_own(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,7 +180,7 @@ def pad_rows(inputs: Any, size: int, padded: int) -> Any:
 
 
 class NoRows(Exception):  # noqa: N818  (whoever pads runs the model again without)
-    """A model returned a result in which padding cannot be told from samples."""
+    """Raised where a model returns a trained tensor that has no row for each sample, such as its loss."""
 
 
 def cut_rows(output: Any, size: int, padded: int) -> Any:

@@ -5,22 +5,22 @@ recording is replayed on the new inputs. Per-sample gradients are written into t
 because they are summed up before the next forward; where they wait for that, or a backward is still to come, the
 forward runs as usual. The same holds for the inputs and output gradients that dense weights leave in place of them.
 
-A replay runs no Python, and reads the memory that was recorded. So a model is recorded only after it was seen to be one
-of its inputs, parameters and buffers alone, and is watched on:
+A replay runs no Python, and reads the memory that was recorded. So a model is recorded only after it was seen to depend
+on its inputs, parameters and buffers alone, and is watched from then on:
 
 - a forward that changes what modules hold in Python, or that has hooks inside, is not recorded (`python_state.py`);
 - numbers among the modules' attributes belong to the shape: with others there is another recording;
-- a tensor that is read and is none of these is either a module's attribute, and its place is looked at before each
-  replay, or the model is not recorded (`outside_reads.py`);
-- what all this cannot see (a global number, Python's random numbers) shows by value: the first replays of a recording,
-  and others now and then, are compared with a plain run (`comparison.py`), and the batch itself runs as usual.
+- a forward may read one more kind of tensor, a module's attribute, whose place in memory is looked at before each
+  replay; a model that reads any other is not recorded (`outside_reads.py`);
+- a comparison of values finds what all this does not see (a global number, Python's random numbers): the first replays
+  of a recording, and others now and then, are compared with a plain run (`comparison.py`), whose result is used.
 
-Random numbers are no obstacle to that: a replayed graph draws from PyTorch's generator what its kernels would draw when
-launched one by one from the same state, so both start there. (PyTorch adds the generator's offset at each replay to the
-offsets of a recording's kernels, which count from zero.) Plain runs to compare with are told that they are recorded,
-so that they take the same kernels.
+Dropout can be compared as well: both runs start from the same state of PyTorch's generator, and a replayed graph draws
+from it what its kernels would draw when launched one by one. (At each replay PyTorch adds the generator's offset to the
+offsets of the kernels, which count from zero.) Plain runs for a comparison are told that they are being recorded, so
+that they take the same kernels.
 
-A model that is found out runs as usual from then on.
+A model that fails one of these tests runs as usual from then on.
 """
 
 import warnings
@@ -40,18 +40,18 @@ from lsg.speed.recording import Pass, Recording
 from lsg.speed.tape import Tape
 from lsg.speed.trial import CONSTANT
 
-_MOST_SHAPES = 24  # each keeps a micro-batch's per-sample gradients
-_MOST_CHANGES = 3  # forwards with inputs of one shape that change something in Python: not all of them fill a cache
-_MOST_NUMBERS = 8  # different sets of numbers among the modules' attributes: more are no settings
-_MOST_DISCARDS = 3  # of recordings, after which shapes have to come often before they are recorded again
+_MOST_SHAPES = 24  # recordings at most: each keeps memory for a micro-batch's per-sample gradients
+_MOST_CHANGES = 3  # forwards of one shape that change something in Python; fewer may just fill a cache
+_MOST_NUMBERS = 8  # sets of numbers among the modules' attributes: with more, the numbers are no settings
+_MOST_DISCARDS = 3  # after so many, a shape is recorded again only when it was seen _OFTEN times
 _OFTEN = 100
 
 
 class _Shape:
-    """What is known of one kind of forward."""
+    """What is known of forwards with inputs of one shape."""
 
     def __init__(self) -> None:
-        self.seen = 0  # forwards that left in Python what they found there
+        self.seen = 0  # forwards that changed nothing in Python
         self.replays = 0
         self.recording: Recording | None = None
 
@@ -69,7 +69,7 @@ class GraphedForward:
 
         self._forward = on_the_device
         self._shapes: dict[Any, _Shape] = {}
-        self._changes: Counter[Any] = Counter()  # by inputs: forwards that changed what modules hold in Python
+        self._changes: Counter[Any] = Counter()  # shape of inputs -> forwards that changed something in Python
         self._numbers_seen: list[tuple[Any, ...]] = []
         self._discards = 0
         self.recordable = True
@@ -77,7 +77,7 @@ class GraphedForward:
         self._in_flight: weakref.ref[Pass] | None = None
 
     def discard_recordings(self) -> None:
-        """What recordings read from has moved, so that they are made anew."""
+        """Drops all recordings, because memory that they read has moved. They are made anew."""
         self._discards += any(shape.recording is not None for shape in self._shapes.values())
         self._shapes.clear()
 
@@ -94,7 +94,7 @@ class GraphedForward:
             return self._run_watched(shape, inputs, args, kwargs)
         try:
             finding = self._prepare(shape, leaves, structure)
-        except Exception as error:  # whatever it is, the plain forward will tell if it is the model's own
+        except Exception as error:  # if it is the model's own error, the plain forward raises it
             finding = f"this model cannot be recorded ({str(_first_cause(error)).splitlines()[0]})"
         if finding is not None:
             self._give_up(finding)
@@ -112,7 +112,7 @@ class GraphedForward:
         return self._shapes.get(key)
 
     def _run_watched(self, shape: _Shape, inputs: Any, args: Any, kwargs: Any) -> Any:
-        """As usual, and look whether the forward leaves in Python what it found there."""
+        """Runs the forward as usual, and looks whether it changes what the modules hold in Python."""
         before = python_state(self._model)
         out = self._forward(*args, **kwargs)
         changed = changed_name(before, python_state(self._model))
@@ -125,7 +125,7 @@ class GraphedForward:
         return self._watch_backward(out)
 
     def _watch_backward(self, output: Any) -> Any:
-        """Of a plain forward: a second backward through it is one that a recording could not do."""
+        """Gives recordings up if a second backward goes through this plain forward: a recording could not do that."""
         passes: set[int] = set()
 
         def look(gradient: Tensor) -> None:
@@ -139,7 +139,7 @@ class GraphedForward:
         return output
 
     def _prepare(self, shape: _Shape, leaves: list[Any], structure: Any) -> str | None:
-        """Makes the shape ready for one more replay. Returns what speaks against it."""
+        """Records if need be, and compares if it is due. Returns why nothing must be replayed, None if all is well."""
         if shape.recording is None:
             recording = Recording(self._forward, leaves, structure, self._slots, self._model)
             outside = recording.record(self._tape)
@@ -160,15 +160,17 @@ class GraphedForward:
         )
 
     def _give_up(self, finding: str) -> None:
-        """Run as usual from now on, and say why, once."""
+        """Runs the model as usual from now on, and warns once, with the reason."""
         if self.recordable:
             self.recordable = False
             self._shapes.clear()
             warnings.warn(f"cuda_graphs: {finding}. The model runs without recordings from now on", stacklevel=2)
 
     def _surroundings(self) -> Any:
-        """What a recording depends on beside its inputs: precision, numbers and modes of modules, where tensors are and
-        whether they are trained. None where they are such that nothing is recorded any more."""
+        """What a recording depends on beside its inputs; None if that rules recordings out.
+
+        It is the precision, the modules' numbers and modes, the places of tensors, and whether they are trained.
+        """
         modules = list(self._model.modules())
         with_hook = hooked(modules[1:])
         if with_hook is not None:
@@ -192,12 +194,12 @@ class GraphedForward:
 
 
 def _is_recordable(leaf: Any) -> bool:
-    """An object may hold other tensors at the next call, and a recording gives its inputs no gradients."""
+    """Refuses objects, which may hold other tensors at the next call, and inputs that want a gradient."""
     return not leaf.requires_grad if isinstance(leaf, Tensor) else isinstance(leaf, CONSTANT)
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What went wrong inside a recording: ending it fails too then, and less tellingly."""
+    """The error inside a recording. Ending the recording then fails as well, with an error that says less."""
     return error if error.__context__ is None else _first_cause(error.__context__)
 
 

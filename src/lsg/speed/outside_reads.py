@@ -1,6 +1,6 @@
-"""Tensors that a model's forward reads and that are neither its inputs, parameters nor buffers, found by running it.
+"""Runs a model's forward and finds the tensors that it reads beside its inputs, parameters and buffers.
 
-A recording goes on reading the memory of such a tensor, whatever is there by then: a later batch's data, say.
+A recording would go on reading the memory of such a tensor, even when that holds a later batch's data.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,15 +19,15 @@ _CARRIER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Attribute:
-    """A tensor that is a plain attribute of a module, and what a recording knows of it."""
+    """A tensor that a module has as a plain attribute, as it was when the forward was recorded."""
 
     module: nn.Module
     path: str
     name: str
-    tensor: Tensor  # held, so that nothing else gets its memory
+    tensor: Tensor  # kept alive, so that its memory goes to nothing else
 
     def is_in_place(self) -> bool:
-        """Whether the attribute still is where the recording reads it; its numbers are read anew each time."""
+        """Whether the attribute is still in the memory that replays read. Its numbers may have changed."""
         now = self.module.__dict__.get(self.name)
         return isinstance(now, Tensor) and _layout(now) == _layout(self.tensor)
 
@@ -38,9 +38,9 @@ class Attribute:
 def outside_reads(
     run: Callable[[], Any], model: nn.Module, inputs: Iterable[Any], own: Iterable[Any]
 ) -> tuple[list[Attribute], list[Tensor]]:
-    """Runs `run`, without compilers. Returns the attributes of modules that it reads, and what else it reads.
+    """Runs `run` without compilers. Returns the modules' attributes that it reads, then all other outside tensors.
 
-    own: objects of lsg's, whose tensors a forward may read (slots).
+    own: objects of lsg (slots) whose tensors a forward may read.
     """
     device = next(model.parameters()).device
     carriers = [zeros((1,), dtype, device) for dtype in _CARRIER_DTYPES]
@@ -66,7 +66,7 @@ class _Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.ops.aten.lift_fresh.default:  # what `torch.tensor(...)` makes of Python's numbers
+        if func is not torch.ops.aten.lift_fresh.default:  # made by `torch.tensor(...)` from Python's numbers
             for tensor in _tensors_among((args, kwargs)):
                 if _memory(tensor) not in self._known and not _is_number(tensor):
                     self.outside.setdefault(_memory(tensor), tensor)
@@ -76,7 +76,7 @@ class _Reads(TorchDispatchMode):
 
 
 def _is_number(tensor: Tensor) -> bool:
-    """In the processor's memory: a recording has its value, as it has that of Python's numbers, and reads no memory."""
+    """Whether it is one number in the processor's memory: a recording keeps its value and does not read it again."""
     return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
@@ -85,7 +85,7 @@ def _tensors_among(values: Any) -> list[Tensor]:
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """In containers and in the attributes of objects."""
+    """Tensors in containers and in the attributes of objects."""
     if isinstance(value, Tensor):
         yield value
     elif depth and not isinstance(value, nn.Module | type):
@@ -102,7 +102,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
 def _memory(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage()._cdata
-    except NotImplementedError:  # sparse ones, say, have several
+    except NotImplementedError:  # sparse tensors, for example, have several storages
         return id(tensor)
 
 

@@ -1,4 +1,4 @@
-"""What a model's modules hold in Python: a recording, which runs no Python, must not miss a change of it."""
+"""Looks at what a model's modules hold in Python. A recording runs no Python, so it would miss changes of that."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 _NUMBER = (bool, int, float, str)
 _CONTAINERS = (list, dict, set, deque, tuple)
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
-_KNOWN_HOOKS = ("lsg.", "transformers.utils.output_capturing")  # the latter hand on what the model returns
+_KNOWN_HOOKS = ("lsg.", "transformers.utils.output_capturing")  # the second only collects outputs
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def numbers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
-    """Numbers, switches and words among the modules' attributes, in order. Computed at each forward."""
+    """The numbers, switches and words among the modules' attributes, in order. This runs at each forward."""
     return tuple(value for module in modules for value in module.__dict__.values() if type(value) in _NUMBER)
 
 
 def number_names(model: nn.Module) -> list[str]:
-    """The names of the `numbers` of all its modules."""
+    """The names that belong to `numbers` of all modules of the model, in the same order."""
     return [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -29,7 +29,7 @@ def number_names(model: nn.Module) -> list[str]:
 
 
 def hooked(modules: Sequence[nn.Module]) -> nn.Module | None:
-    """One with a hook that nobody knows, which may do anything and which a replay does not call. Run each time."""
+    """A module with a hook that is not lsg's, which a replay would not call; or None. This runs at each forward."""
     for module in modules:
         for name in _HOOKS:
             hooks = module.__dict__[name]
@@ -43,9 +43,11 @@ def _is_foreign(hook: Any) -> bool:
 
 
 def python_state(model: nn.Module) -> dict[str, Any]:
-    """Name -> what tells a change of the attribute by a forward: a number's value, which tensor it is, what a container
-    holds, and the same of an object's own attributes. That a tensor's numbers change is no matter: a replay changes
-    them as well."""
+    """Name of an attribute -> a mark that changes when a forward changes the attribute.
+
+    The mark is a number's value, a tensor's identity, a container's contents; objects are looked into once. A tensor's
+    numbers may change: a replay changes them as well.
+    """
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -59,7 +61,7 @@ def python_state(model: nn.Module) -> dict[str, Any]:
 
 
 def changed_name(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """Of an attribute that is another one now."""
+    """The name of the first attribute whose mark has changed; None if none has."""
     return next((name for name in {**before, **after} if before.get(name) != after.get(name)), None)
 
 

@@ -1,4 +1,4 @@
-"""One recording: a model's forward and its backward at one shape, on inputs, outputs and gradients of its own."""
+"""One recording of a model's forward and backward at one shape. Its inputs, outputs and gradients have fixed memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from lsg.speed.trial import A_TENSOR, Trial, without_trace
 
 
 class Pass:
-    """One forward of a recording; gone when nothing can call its backward any more."""
+    """Stands for one replayed forward. Autograd alone holds it, so it vanishes when no backward can come any more."""
 
     def __init__(self) -> None:
         self.done = False
@@ -40,10 +40,10 @@ class Recording:
         self._device = slots[0].parameter.device
         self._inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._trial = Trial(forward, slots)
-        self._attributes: list[Attribute] = []  # of modules, that the forward reads
+        self._attributes: list[Attribute] = []  # tensors of modules that the forward reads
 
     def record(self, tape: Tape) -> str | None:
-        """Returns what speaks against it: then nothing is recorded."""
+        """Records forward and backward, or returns the reason why this model must not be recorded."""
         buffers, trial = list(self._model.buffers()), self._trial
         try:
             with without_trace(buffers, self._device):
@@ -70,12 +70,14 @@ class Recording:
         return None
 
     def moved(self) -> Attribute | None:
-        """A tensor among the modules' attributes that is no longer where the recording reads it."""
+        """The first attribute that is no longer in the memory that the recording reads; None if all are."""
         return next((attribute for attribute in self._attributes if not attribute.is_in_place()), None)
 
     def difference(self, leaves: list[Any], tape: Tape) -> str | None:
-        """Replays forward and backward on these inputs and runs them plainly, from the same random state. Returns what
-        is not the same. Neither leaves a trace."""
+        """Replays these inputs and runs them plainly, from the same random state. Returns what differs, or None.
+
+        Neither run changes buffers or random states.
+        """
         buffers = list(self._model.buffers())
         with torch.no_grad():
             for mine in self._output_gradients:
@@ -109,7 +111,7 @@ class Recording:
                 mine.copy_(given)
 
     def replay(self, leaves: list[Any]) -> tuple[Any, Pass]:
-        """What the model returns for these inputs; its backward is the recorded one."""
+        """Returns what the model returns for these inputs. A backward through it runs the recorded one."""
         self._take(leaves)
         self._run_forward()
         this_pass = Pass()
@@ -122,11 +124,11 @@ class Recording:
         return pytree.tree_unflatten(out, self._trial.out_structure), this_pass
 
     def _of_calls(self) -> list[Tensor]:
-        """Gradients of the calls' outputs."""
+        """The recorded gradients of the calls' outputs."""
         return self._gradients[len(self._trial.reached) :][: len(self._trial.called)]
 
     def backward(self, gradients: Sequence[Tensor], reached: Sequence[Tensor], calls: Sequence[Call]) -> None:
-        """Per-sample gradients of `gradients` (of the outputs) into the carriers, and their factors into the calls."""
+        """Writes per-sample gradients into carriers, dense weights' factors into calls. gradients: of the outputs."""
         for mine, given in zip(self._output_gradients, gradients, strict=True):
             mine.copy_(given)
         self._run_backward()
@@ -165,5 +167,5 @@ class _Replay(torch.autograd.Function):
 
 
 def _begin(slot: Recordable, stored_inputs_first: bool, like: Tensor) -> Call:
-    """A call of the present generation, with an output like this."""
+    """Begins a call of the slot in this logical step, whose output has the shape and type of `like`."""
     return slot.calls.begin(tuple(like.shape), like.dtype, like.device, stored_inputs_first=stored_inputs_first)

@@ -1,4 +1,4 @@
-"""Tapes: what a function does with tensors is recorded, and done again on the same memory, as by CUDA graphs."""
+"""Tapes: record what a function does with tensors, and do it again on the same memory, as CUDA graphs do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,24 +12,24 @@ class Tape(Protocol):
     """Records what a function does with tensors; returns its results and a way to compute them again in place."""
 
     def rehearsal(self) -> AbstractContextManager[None]:
-        """Around a run before the recording, in which libraries do what they do once."""
+        """Wraps a run before the recording, in which libraries do their set-up."""
 
     def as_recorded(self) -> AbstractContextManager[None]:
-        """Around a run that is to do what a recorded one does."""
+        """Wraps a plain run that must take the same kernels as a recorded one."""
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]: ...
 
 
 class CudaTape:
-    """Recordings that share memory: only one of them is between its forward and the end of its backward at a time."""
+    """Records CUDA graphs that share memory: only one may be between its forward and the end of its backward."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._aside = torch.cuda.Stream()  # always the same: libraries and PyTorch keep memory for each
+        self._aside = torch.cuda.Stream()  # one for all rehearsals: libraries and PyTorch keep memory for each stream
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """On a stream of its own."""
+        """Runs the block on a stream of its own, as PyTorch asks for before a recording."""
         self._aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(self._aside), self.as_recorded():
@@ -39,8 +39,7 @@ class CudaTape:
 
     @contextmanager
     def as_recorded(self) -> Iterator[None]:
-        """Models that ask whether they are being recorded (transformers builds other attention masks then, which take
-        other kernels) are told so."""
+        """Tells models that ask that they are recorded: transformers then builds masks that take other kernels."""
         asked = torch.cuda.is_current_stream_capturing
         torch.cuda.is_current_stream_capturing = lambda: True
         try:
@@ -50,12 +49,12 @@ class CudaTape:
 
     def record(self, run: Callable[[], list[Tensor]]) -> tuple[list[Tensor], Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.current_stream()):  # a recording that fails does not go back to it by itself
+        with torch.cuda.stream(torch.cuda.current_stream()):  # restores the stream if the recording fails
             try:
                 with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                     results = run()
             except RuntimeError:
-                with torch.cuda.graph(torch.cuda.CUDAGraph()):  # nor does PyTorch's generator, before one succeeds
+                with torch.cuda.graph(torch.cuda.CUDAGraph()):  # restores PyTorch's generator, too
                     torch.ones((), device="cuda").add_(1)
                 raise
         return results, graph.replay

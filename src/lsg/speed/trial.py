@@ -1,6 +1,6 @@
 """One run of a model's forward and backward on carriers of its own: inputs in, outputs and per-sample gradients out.
 
-It is what a tape records, and what a recording's replays are compared with.
+A tape records such a run, and replays are compared with one.
 """
 
 import random
@@ -18,14 +18,16 @@ from lsg.parameters.factored_calls import Calls
 from lsg.parameters.slot import Recordable, calls_apart
 from lsg.speed.transformers_masks import without_needless_masks
 
-CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # what is what it is, for good
-A_TENSOR = object()  # stands for one among what a model returned
+CONSTANT = bool | int | float | str | torch.dtype | torch.device | None  # values that cannot change
+A_TENSOR = object()  # stands for a tensor in the structure that a model returned
 
 
 @dataclass(frozen=True)
 class NotRecorded:
-    """Stands for an object among what a model returned (transformers' cache of keys and values, say): it would be the
-    one of the batch that was recorded. Whoever uses it is told."""
+    """Stands for an object that a model returned, such as transformers' cache of keys and values, and raises when used.
+
+    A replay would return the object of the batch that was recorded.
+    """
 
     _kind: str
 
@@ -37,25 +39,25 @@ class NotRecorded:
 
 
 class Trial:
-    """What is known of the run afterwards: the shape of what the model returned, and which carriers were reached."""
+    """Runs the model, and afterwards knows the structure of what it returned and which carriers got gradients."""
 
     def __init__(self, forward: Callable[..., Any], slots: Sequence[Recordable]) -> None:
         self._forward, self._slots = forward, slots
-        self._live: list[Tensor] = []  # outputs with their autograd graph, until the backward
-        self._carriers: list[Tensor] = []  # those used, until the backward
-        self._calls: list[Calls] = []  # of each slot, likewise
+        self._live: list[Tensor] = []  # outputs with their autograd graph, kept until the backward
+        self._carriers: list[Tensor] = []  # the carriers in use, kept until the backward
+        self._calls: list[Calls] = []  # the calls of each slot, kept until the backward
         self.out_structure: Any = None
         self.out_leaves: list[Any] = []
         self.reached: list[int] = []  # which carriers get a gradient
-        self.called: list[tuple[Recordable, bool]] = []  # calls that get a gradient: of what, and whether (in, out)
+        self.called: list[tuple[Recordable, bool]] = []  # calls that get a gradient: slot, weight is (in, out)
 
     def forward(self, inputs: list[Any], structure: Any) -> list[Tensor]:
-        """The tensors that the model returns."""
+        """Runs the forward and returns the tensors that the model returned."""
         args, kwargs = pytree.tree_unflatten(inputs, structure)
         with ExitStack() as stack:
             self._calls = stack.enter_context(calls_apart(self._slots))
-            # New carriers: those of a loss that is still held belong to the stream of its forward, and a recording may
-            # not touch another stream.
+            # The carriers are new ones. A loss that is still held ties the old ones to the stream of its forward, and a
+            # recording must not touch another stream.
             self._carriers = [leaf for slot in self._slots for leaf in stack.enter_context(slot.apart())]
             stack.enter_context(without_needless_masks())
             out = self._forward(*args, **kwargs)
@@ -65,7 +67,7 @@ class Trial:
         return [leaf.detach() for leaf in self._live]
 
     def backward(self, output_gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of the carriers that were reached and of the calls' outputs, then the calls' inputs."""
+        """Returns gradients of the carriers reached, gradients of the calls' outputs, then the calls' inputs."""
         pairs = [(o, g) for o, g in zip(self._live, output_gradients, strict=True) if o.requires_grad]
         outputs, gradients = zip(*pairs, strict=True)
         carriers = self._carriers
@@ -90,7 +92,7 @@ class Trial:
         return [f"tensor {number + 1} that the model returns" for number in range(len(self._live))]
 
     def gradient_names(self) -> list[str]:
-        """Of what `backward` returned."""
+        """The names of the tensors that `backward` returned."""
         of_carriers = [slot.name for slot in self._slots for _ in slot.carriers]
         of_calls = [slot.name for slot, _ in self.called]
         names = [*(of_carriers[i] for i in self.reached), *of_calls, *of_calls]
@@ -99,10 +101,10 @@ class Trial:
 
 @contextmanager
 def without_trace(buffers: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    """As if nothing had been run here: running statistics, random numbers (Python's too), casts that autocast keeps."""
+    """Restores buffers and random states (Python's too) at the end, and empties autocast's cache before and after."""
     before = [buffer.clone() for buffer in buffers]
     python, of_numpy = random.getstate(), np.random.get_state()
-    torch.clear_autocast_cache()  # a cast from before would belong to no recording
+    torch.clear_autocast_cache()  # a cast made earlier would lie outside of the recording
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
@@ -122,7 +124,7 @@ def _kept(leaf: Any) -> Any:
 
 
 def _apart(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
-    """In memory of their own: autograd may hand out one tensor for two leaves, and each is changed by itself."""
+    """Gives each gradient memory of its own: autograd may return one tensor for two leaves, and each changes later."""
     seen: set[int] = set()
     for gradient in gradients:
         yield gradient.clone() if gradient.data_ptr() in seen else gradient

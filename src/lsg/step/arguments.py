@@ -13,7 +13,7 @@ from lsg.distributed.wrapper import unwrapped
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
 from lsg.layers.install import is_private
-from lsg.methods import Method, NonPrivate
+from lsg.methods import Clipping, Method, NonPrivate
 from lsg.model.opacus import check_opacus_arguments, refuse_opacus
 from lsg.model.validation import (
     check_budget,
@@ -27,7 +27,7 @@ from lsg.perf import PerfConfig
 from lsg.sampling.loader import sampling_plan
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.units import Units, make_units
-from lsg.step.clipping import Clipper, Clipping
+from lsg.step.clipping import Clipper
 from lsg.step.gradients import LossReduction
 from lsg.step.optimizer import PrivateOptimizer
 
@@ -73,40 +73,43 @@ class CheckedArguments(Arguments):
 def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
     group = Group.current()
-    with group.all_or_none(function):
-        check_opacus_arguments(function, opacus)
-        refuse_opacus(given.module, given.optimizer, given.data_loader)
-        wrapper = given.module
-        given = replace(given, module=unwrapped(given.module))
-        _check_settings(given)
-        _check_unused(given)
-        trained = trained_parameters(given.module, given.optimizer)
-        warn_of_others(given.module, given.optimizer)
-        sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling, ranks=group.size)
-        units = make_units(
-            sampling.records,
-            views=plain(given.views),
-            unit_of=given.unit_of,
-            max_records_per_unit=plain(given.max_records_per_unit),
-        )
-        if units.named and isinstance(given.method, NonPrivate):
-            raise ConfigurationError("unit_of: NonPrivate has no gradients of units: leave unit_of out")
-        norm = plain(given.max_grad_norm)
-        clipper = Clipper(given.clipping, tuple(norm) if isinstance(norm, list | tuple) else norm)
-        if not isinstance(given.method, NonPrivate):
-            check_model(given.module, trained)
-            warn_of_hooks(given.module, trained)
-        checked = vars(given) | {
-            "max_grad_norm": norm,
-            "max_physical_batch_size": plain(given.max_physical_batch_size),
-            "wrapper": wrapper,
-            "group": group,
-            "sampling": replace(sampling, records=units.count(sampling.records)),
-            "units": units,
-            "trained": trained,
-            "clipper": clipper,
-        }
-        return CheckedArguments(**checked)
+    return group.together(lambda: _checked(function, given, opacus, group))
+
+
+def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Group) -> CheckedArguments:
+    check_opacus_arguments(function, opacus)
+    refuse_opacus(given.module, given.optimizer, given.data_loader)
+    wrapper = given.module
+    given = replace(given, module=unwrapped(given.module))
+    _check_settings(given)
+    _check_unused(given)
+    trained = trained_parameters(given.module, given.optimizer)
+    warn_of_others(given.module, given.optimizer)
+    sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling, ranks=group.size)
+    units = make_units(
+        sampling.records,
+        views=plain(given.views),
+        unit_of=given.unit_of,
+        max_records_per_unit=plain(given.max_records_per_unit),
+    )
+    if units.named and isinstance(given.method, NonPrivate):
+        raise ConfigurationError("unit_of: NonPrivate has no gradients of units: leave unit_of out")
+    norm = plain(given.max_grad_norm)
+    clipper = Clipper(given.clipping, tuple(norm) if isinstance(norm, list | tuple) else norm)
+    if not isinstance(given.method, NonPrivate):
+        check_model(given.module, trained)
+        warn_of_hooks(given.module, trained)
+    checked = vars(given) | {
+        "max_grad_norm": norm,
+        "max_physical_batch_size": plain(given.max_physical_batch_size),
+        "wrapper": wrapper,
+        "group": group,
+        "sampling": replace(sampling, records=units.count(sampling.records)),
+        "units": units,
+        "trained": trained,
+        "clipper": clipper,
+    }
+    return CheckedArguments(**checked)
 
 
 def checked_noise(noise_multiplier: float, method: Method) -> float:

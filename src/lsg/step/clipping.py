@@ -9,16 +9,15 @@ Shapes: B = samples, K = slots (trained parameters).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lsg.errors import ConfigurationError
+from lsg.methods import Clipping
 from lsg.step.clip_groups import Part, by_slot, few_groups, make_block
 
-Clipping = Literal["flat", "per_layer", "automatic"]
 _STABILITY = 0.01  # gamma of automatic clipping (Bu et al. 2023): keeps small gradients from being blown up
 
 

@@ -188,8 +188,11 @@ class PrivateGradients:
 
     @torch.no_grad()
     def release_in_parts(self, noise_multiplier: float, part_bytes: int) -> Iterator[None]:
-        """The same, a part of the parameters at a time: at each turn the next ones have their `.grad`, of `part_bytes`
-        or little more in all, and those of the turn before have none any more."""
+        """Does the same for a part of the parameters at a time.
+
+        At each turn the next parameters have a `.grad`, of `part_bytes` or little more together, and those of the turn
+        before have none any more.
+        """
         part: list[nn.Parameter] = []
         size = 0
         for parameter, gradient in self._lifted(self._noisy_mean(noise_multiplier)):
@@ -207,7 +210,7 @@ class PrivateGradients:
         self._end_logical_step()
 
     def _noisy_mean(self, noise_multiplier: float) -> Tensor:
-        """The logical batch as one vector, of the numbers that samples' gradients have: clipped, noisy, divided."""
+        """The logical batch's clipped and noisy mean, as one vector of factors and dense gradients, not yet lifted."""
         self.recorder.ready()
         clipped = self.sum if self.sum is not None else self._empty_sum()
         noisy = add_noise(clipped, noise_multiplier, self.noise)
@@ -217,7 +220,7 @@ class PrivateGradients:
         return noisy.vector / divisor
 
     def _lifted(self, mean: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each trained parameter with its gradient, made when it is asked for; a fused one when all its parts are."""
+        """Yields each trained parameter with its gradient, made at that turn; a fused one after its last part."""
         parts_left = Counter(slot.parameter for slot in self.recorder.slots.values())
         fused: dict[nn.Parameter, Tensor] = {}
         for slot, gradient in self.recorder.lift(mean):
@@ -234,7 +237,7 @@ class PrivateGradients:
             elif gradient.dtype != parameter.dtype or gradient.stride() != parameter.stride():
                 gradient = torch.empty_like(parameter).copy_(gradient)
             yield parameter, gradient
-            del gradient  # nothing of it is kept while the next one is made
+            del gradient  # frees it before the next one is made
 
     def _end_logical_step(self) -> None:
         self.sum = None

@@ -1,8 +1,8 @@
-"""An optimizer in; out whether its step may be taken a part of the parameters at a time, and in parts of which size.
+"""An optimizer in; out whether it may step on a part of the parameters at a time.
 
 Lifted gradients are as large as the weights, and a step needs each of them only while it updates that one weight.
-Torch's optimizers leave a parameter without a gradient as it is, and those below look at no other parameter to update
-one: to give gradients to a part of the parameters, step, take them away and go on with the next part is the same step,
+Torch's optimizers skip a parameter without a gradient, and those below update each parameter by itself. So one part of
+the parameters gets gradients, the optimizer steps, the gradients go, and the next part follows: the result is the same
 to the bit, and the gradients never exist together.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-PART_BYTES = 256 * 2**20  # of gradients: a part is complete when it has as many, and is one parameter at least
-_ALL_AT_ONCE_BYTES = 2**30  # up to here gradients exist together and stay in `.grad`, where users look for them
+PART_BYTES = 256 * 2**20  # gradients of a part: it ends with the parameter that reaches this size
+_ALL_AT_ONCE_BYTES = 2**30  # smaller gradients exist together and stay in `.grad`, where users look for them
 
 _ONE_BY_ONE = (
     *(optim.SGD, optim.ASGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
@@ -21,10 +21,10 @@ _ONE_BY_ONE = (
 
 
 def steps_in_parts(optimizer: optim.Optimizer, trained: Sequence[Tensor]) -> bool:
-    """Whether gradients of these parameters are many enough for parts, and the optimizer is one that may have them.
+    """Whether these gradients are large enough for parts, and the optimizer gives the same result in parts.
 
-    A subclass may look at anything. So may a hook, or a `step` that was replaced (but for a scheduler's, which only
-    notes that it was called): where there is one, it sees one step and all gradients.
+    A subclass, a step hook or a replaced `step` may look at several parameters, and so gets all gradients in one step.
+    A scheduler's replacement of `step` does not count: it only notes that it was called.
     """
     size = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     hooks = (

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lsg.step.clipping import ClippedSum, Clipping
+from lsg.methods import Clipping
+from lsg.step.clipping import ClippedSum
 from lsg.step.noise import NoisySum
 
 

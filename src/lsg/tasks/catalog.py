@@ -1,10 +1,8 @@
 """Every task that can be trained by name: --task and --data come in, `TaskData` comes out."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +10,7 @@ from torch import Tensor
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Images, TaskData
 from lsg.tasks.digits import digits
+from lsg.tasks.names import KINDS, Kind, check_task
 from lsg.tasks.readers.cifar import read_cifar10
 from lsg.tasks.readers.columns import WantedColumns
 from lsg.tasks.readers.glue import GLUE, read_glue
@@ -25,7 +24,7 @@ class Task:
     """One entry of the catalog. read: takes --data, None where it was not given, and the columns that were named."""
 
     name: str
-    kind: Literal["text", "image"]
+    kind: Kind
     title: str
     read: Callable[[str | None, WantedColumns], TaskData] = field(repr=False)
 
@@ -47,14 +46,6 @@ def load_task(
     """
     check_task(task)
     return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column, unit_column))
-
-
-def check_task(task: str) -> None:
-    """Refuse what is not in the catalog."""
-    if task not in TASKS:
-        close = difflib.get_close_matches(task.lower(), TASKS, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ConfigurationError(f"--task '{task}' is not known{hint}; it must be one of {', '.join(TASKS)}")
 
 
 def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None, WantedColumns], TaskData]:
@@ -113,3 +104,4 @@ TASKS = _catalog(
     Task("digits", "image", "scikit-learn's handwritten digits, no download", _own_columns(_read_digits)),
     Task("images", "image", "Your images, a folder a class", _own_columns(_read_images)),
 )
+assert {task.name: task.kind for task in TASKS.values()} == KINDS

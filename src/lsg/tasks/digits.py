@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from lsg.extras import needs_extra
+from lsg.tasks.names import TEST_IMAGES, TRAIN_IMAGES
 
-IMAGES, TEST_IMAGES = 1797, 360
-TRAIN_IMAGES = IMAGES - TEST_IMAGES
+__all__ = ["TEST_IMAGES", "TRAIN_IMAGES", "Digits", "digits"]
+
 SPLIT_SEED = 0  # the split is the task's, the same for every --seed
 
 

@@ -17,6 +17,7 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.strict_json import loads
 from lsg.layers.registry import rule_for
 from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, small_cnn, standardised_wrn, wrn28
+from lsg.tasks.names import ZOO_NAMES
 from lsg.tasks.pooled import PooledClassifier
 from lsg.tasks.quiet_transformers import quiet_transformers
 
@@ -54,6 +55,7 @@ ZOO: dict[str, Callable[[ImageShape], nn.Module]] = {
     # Wide enough for rank 8 to matter: on digits DPSGD noises 11 times as many numbers as LSG.
     "small-cnn-wide": lambda shape: _small_cnn("small-cnn-wide", 48, shape),
 }
+assert tuple(ZOO) == ZOO_NAMES
 
 
 def check_model_kind(name: str, kind: str) -> None:

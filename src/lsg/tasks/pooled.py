@@ -17,7 +17,6 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.strict_json import loads
 from lsg.tasks.quiet_transformers import quiet_transformers
 
-POOLINGS = ("mean", "first")
 _START = 1e-3  # deviation of a new head's weights: nearly 0, where all classes are equally likely
 
 

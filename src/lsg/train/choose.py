@@ -11,11 +11,9 @@ from typing import Any
 from lsg.accounting.budget import safe_delta
 from lsg.methods import METHODS
 from lsg.recipes import Recipe, recommend
-from lsg.tasks.catalog import TASKS, check_task
+from lsg.tasks.names import KINDS, check_task
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
-from lsg.train.precision import choose_device
-from lsg.train.prepare_data import prepare_data
 from lsg.train.presets import preset
 
 # Tokens computed at once. A CPU's caches hold few.
@@ -37,6 +35,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
 
     Tells the listener what was chosen, and why.
     """
+    from lsg.train.precision import choose_device  # with PyTorch, for which `lsg budget` need not wait
+    from lsg.train.prepare_data import prepare_data
+
     task, recipe = str(given["task"]), str(given.get("recipe", "auto"))
     check_task(task)
     usual = preset(task, str(given.get("method", RunConfig.method)))
@@ -49,7 +50,7 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
-    if TASKS[task].kind != "text":
+    if KINDS[task] != "text":
         usual |= {"max_physical_batch_size": IMAGES}
     machine = _machine({**usual, **fields, **given})
     settings = RunConfig.from_dict({**usual, **machine, **fields, **given, "recipe": recipe}, source)
@@ -67,7 +68,7 @@ def recipe_for(
     epsilon = _ASSUMED_EPSILON if epsilon is None else epsilon
     delta = _usual_delta(task, records) if delta is None else delta
     channels = channels or (1 if task in _GREY else 3)
-    return recommend(records=records, epsilon=epsilon, delta=delta, task=TASKS[task].kind, channels=channels)
+    return recommend(records=records, epsilon=epsilon, delta=delta, task=KINDS[task], channels=channels)
 
 
 def _usual_delta(task: str, records: int) -> float:
@@ -102,8 +103,10 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
 
 def _machine(settings: dict[str, Any]) -> dict[str, Any]:
     """What suits the device, for every recipe; none of it changes a result by more than rounding."""
+    from lsg.train.precision import choose_device
+
     device = choose_device(str(settings.get("device", RunConfig.device))).type
-    if TASKS[settings["task"]].kind == "text":
+    if KINDS[settings["task"]] == "text":
         return {"max_physical_tokens": TOKENS.get(device, 8192)}
     # The rows of a person, or of an image's views, are computed together, however many they are.
     single = settings.get("unit_column") is None and settings.get("views", 1) == 1

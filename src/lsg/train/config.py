@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
-from lsg.methods import METHODS, Importance, Method, make_method
-from lsg.step.clipping import Clipping
-from lsg.tasks.pooled import POOLINGS
+from lsg.methods import METHODS, Clipping, Importance, Method, make_method
+from lsg.tasks.names import POOLINGS
 
 RECIPES = ("auto", "paper")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
@@ -175,8 +175,11 @@ class RunConfig:
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], source: str) -> "RunConfig":
-        """The inverse of `to_dict`. `source` names the file in errors."""
+    def from_dict(cls, values: dict[str, Any], source: str, lacked: Mapping[str, Any] | None = None) -> "RunConfig":
+        """The inverse of `to_dict`. `source` names the file in errors.
+
+        lacked: taken in place of a field's default where `values` has none.
+        """
         known = {field.name: field for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
@@ -184,7 +187,8 @@ class RunConfig:
         for key in ("task", "model"):
             if key not in values:
                 raise ConfigurationError(f"{source}: '{key}' is missing")
-        return cls(**{key: _converted(known[key], value, source) for key, value in values.items()})
+        given = {key: _converted(known[key], value, source) for key, value in values.items()}
+        return cls(**{**(lacked or {}), **given})
 
 
 def field_type(annotation: Any) -> type:

@@ -19,6 +19,7 @@ from lsg.files.strict_json import loads
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings, to_toml
 from lsg.train.lock import held_folder, is_leftover
+from lsg.train.stored_settings import HOW_COMPUTED, computed_as, differences, stored_config
 
 SECRET = (
     "SECRET where the data are: this file holds the seed. Whoever knows it can compute the noise and take it off. "
@@ -27,11 +28,12 @@ SECRET = (
 
 
 class RunFolder:
-    """One run's files. `checkpoint` (a file) and `tensorboard` (a folder) are written by others."""
+    """One run's files. `checkpoint` and `ledger` (files) and `tensorboard` (a folder) are written by others."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.ledger = path / "ledger"
         self.tensorboard = path / "tensorboard"
         self._was_there = False
 
@@ -44,8 +46,9 @@ class RunFolder:
     def check(self, config: RunConfig, *, resume: bool) -> None:
         """Refuse a folder that cannot be written or that holds something else. Writes nothing."""
         self.check_place(resume=resume)
-        if (self.path / "config.toml").is_file():
-            self._check_same(config)
+        begun = self.begun()
+        if begun is not None:
+            self._check_same(begun, config)
             self._was_there = True
 
     def check_place(self, *, resume: bool) -> None:
@@ -66,13 +69,21 @@ class RunFolder:
                 f"--output {self.path} holds a run already: go on with it by --resume, or choose another folder"
             )
 
-    def _check_same(self, config: RunConfig) -> None:
+    def begun(self) -> RunConfig | None:
+        """What the run in this folder was begun with; None where there is none."""
         file = self.path / "config.toml"
-        # Through RunConfig: a run begun before a setting existed has that setting's default.
-        begun, wanted = RunConfig.from_dict(read_settings(file), str(file)).to_dict(), config.to_dict()
-        differing = [key for key in sorted(begun.keys() | wanted.keys()) if begun.get(key) != wanted.get(key)]
+        return stored_config(read_settings(file), str(file)) if file.is_file() else None
+
+    def going_on(self, config: RunConfig) -> RunConfig:
+        """The configuration; what it leaves open about how it is computed is as the run was begun with."""
+        begun = self.begun()
+        left_open = [name for name in HOW_COMPUTED if getattr(config, name) is None]
+        return config if begun is None else computed_as(begun, config, left_open)
+
+    def _check_same(self, begun: RunConfig, config: RunConfig) -> None:
+        differing = differences(begun, config)
         if differing:
-            told = ", ".join(f"{option(key)} {begun.get(key)} (now {wanted.get(key)})" for key in differing)
+            told = ", ".join(f"{option(key)} {before} (now {now})" for key, (before, now) in differing.items())
             raise ConfigurationError(f"--resume: the run in {self.path} was begun with {told}")
 
     def create(self, config: RunConfig) -> None:
@@ -84,8 +95,9 @@ class RunFolder:
         """Remove a run that has only begun, unless it was there before."""
         if self._was_there:
             return
-        for name in ("config.toml", "metrics.jsonl"):
+        for name in ("config.toml", "metrics.jsonl", "ledger"):
             (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def result(self) -> dict[str, Any] | None:

@@ -1,9 +1,12 @@
 """What a run reports while it goes on: a progress bar or a log overrides the events that it shows."""
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from lsg.train.protected import Protected
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lsg.train.protected import Protected
 
 
 @dataclass(frozen=True)

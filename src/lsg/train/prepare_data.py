@@ -88,7 +88,8 @@ def prepare_data(
 
 
 def _read(config: RunConfig) -> TaskData:
-    from lsg.tasks.catalog import TASKS, check_task, load_task
+    from lsg.tasks.catalog import TASKS, load_task
+    from lsg.tasks.names import check_task
 
     check_task(config.task)
     check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes

@@ -1,9 +1,9 @@
 """How a run sees its images: a configuration in; whether it may ask for views, and the views of encoded images, out."""
 
 from lsg.errors import ConfigurationError
-from lsg.tasks.catalog import TASKS, check_task
 from lsg.tasks.encoded import Encoded, EncodedImages
 from lsg.tasks.image_views import ImageViews
+from lsg.tasks.names import KINDS, check_task
 from lsg.train.config import RunConfig
 
 NATURAL = ("cifar10", "images")  # mirrored, they still show the same thing; digits and letters do not
@@ -12,7 +12,7 @@ NATURAL = ("cifar10", "images")  # mirrored, they still show the same thing; dig
 def check_views(config: RunConfig) -> None:
     """Refuse views of texts."""
     check_task(config.task)
-    if config.views > 1 and TASKS[config.task].kind != "image":
+    if config.views > 1 and KINDS[config.task] != "image":
         raise ConfigurationError(f"--views {config.views}: only images have views, and --task {config.task} has texts")
 
 

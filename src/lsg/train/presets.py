@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lsg.tasks.catalog import check_task
+from lsg.tasks.names import check_task
 
 # Section 4.1 of the paper, and RGP's code where the paper is silent (Adam's epsilon, decay, scale of the head). Rank
 # and sparsity are the best of its table 1.

@@ -1,9 +1,14 @@
 """Whom a run protects: each record by itself, or with --unit-column all records of each person."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from lsg.tasks.encoded import Encoded
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from lsg.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from lsg.tasks.encoded import Encoded
 
 RECORDS_OF_A_PERSON = 8  # in one step, where --max-records-per-unit is not given
 

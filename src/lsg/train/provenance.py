@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 # Besides torch, what decides epsilon (opacus and dp-accounting) and the arithmetic.
 _PACKAGES = ("torch", "numpy", "opacus", "dp-accounting", "scikit-learn")
 
@@ -62,6 +60,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _hardware() -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    import torch  # `lsg --help` need not wait for it
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {"cpu": _cpu_model(), "cores": usable, "torch_threads": torch.get_num_threads(), "gpus": gpus}
 

@@ -5,13 +5,14 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
+from lsg.train.stored_settings import stored_config
 
 
 @dataclass(frozen=True)
 class RunResult:
     """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows.
 
-    warnings: what is wrong with the run, the gravest first. Not private.
+    warnings: what is wrong with the run, the gravest first. Not private. processes: that trained together at its end.
     """
 
     config: RunConfig
@@ -26,6 +27,7 @@ class RunResult:
     privacy: dict[str, Any]
     provenance: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.to_dict()}
@@ -35,6 +37,6 @@ class RunResult:
         """The inverse of `to_dict`. `source` names the file in errors."""
         try:
             known = {key: value for key, value in values.items() if key != "secret"}
-            return cls(**{**known, "config": RunConfig.from_dict(values["config"], source)})
+            return cls(**{**known, "config": stored_config(values["config"], source)})
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{source} is damaged: it is no result of a run ({error})") from None

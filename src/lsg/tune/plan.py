@@ -24,10 +24,8 @@ from lsg.train.precision import choose_device
 from lsg.train.prepare_data import PreparedData, prepare_data
 from lsg.train.run import check_against_data
 from lsg.tune.candidates import candidates
-from lsg.tune.search import Plan, Search, release_settings
+from lsg.tune.search import SCORED_SHARE, Plan, Search, release_settings
 from lsg.tune.stand_in import stand_in
-
-SCORED_SHARE = 0.1  # of the records that a search runs on, where --validation does not say
 
 
 def make_plan(search: Search, listener: Listener) -> Plan:

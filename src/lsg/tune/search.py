@@ -8,6 +8,9 @@ from typing import Any
 from lsg.accounting.selection import Repeats
 from lsg.errors import ConfigurationError
 from lsg.train.config import RunConfig
+from lsg.train.stored_settings import stored_config
+
+SCORED_SHARE = 0.1  # of the records that a search runs on, where --validation does not say
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Search:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> "Search":
-        return cls(**{**values, "base": RunConfig.from_dict(values["base"], source)})
+        return cls(**{**values, "base": stored_config(values["base"], source)})
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str) -> "Plan":
-        runs = tuple(RunConfig.from_dict(run, source) for run in values["runs"])
+        runs = tuple(stored_config(run, source) for run in values["runs"])
         return cls(**{**values, "runs": runs, "settings": tuple(values["settings"])})
 
 

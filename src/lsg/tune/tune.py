@@ -3,7 +3,7 @@
 Nothing is released before the last run: who stopped at a score that they liked would change what the bound is about.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +11,16 @@ import torch
 
 from lsg.sampling.random_sources import fresh_generator
 from lsg.train.config import RunConfig
-from lsg.train.listener import Listener
 from lsg.train.result import RunResult
 from lsg.train.run import run
 from lsg.tune.candidates import told
 from lsg.tune.folder import SearchFolder
+from lsg.tune.listener import Outcome, SearchListener
 from lsg.tune.plan import check_unchanged, make_plan, prepare_for
 from lsg.tune.search import Plan, Search
 from lsg.tune.statement import cost, paid_statement
 
 _GRID = 1024  # noisy scores are multiples of 1/1024 answers: they must not tell more than exact noise would
-
-
-class SearchListener(Listener):
-    """Receives the events of every run, and which run they are of."""
-
-    def begins(self, number: int, runs: int, settings: str) -> None:
-        """Run `number` of `runs`."""
-
-    def ended(self, number: int, score: float) -> None:
-        """score: as it is chosen by."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """best: which run won, from 1. scores: what was chosen by, run by run. tried: the settings of each, in words."""
-
-    best: int
-    scores: list[float]
-    tried: list[str]
-    settings: dict[str, Any]
-    cost: str
-    statement: str | None = None
 
 
 def tune(

@@ -1,0 +1,79 @@
+"""How long commands take to begin, over `python -c "import torch"` in the same run, and which imports cost most.
+
+python benchmarks/startup.py [--rounds 7]      # writes results/bench/startup.json
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from lsg.train.provenance import provenance
+
+OUTPUT = Path(__file__).parents[1] / "results" / "bench" / "startup.json"
+PYTHON = [sys.executable]
+COMMANDS = {
+    "import torch": [*PYTHON, "-c", "import torch"],
+    "import lsg": [*PYTHON, "-c", "import lsg"],
+    "from lsg import *": [*PYTHON, "-c", "from lsg import *"],
+    "lsg --help": [*PYTHON, "-m", "lsg", "--help"],
+    "lsg train --help": [*PYTHON, "-m", "lsg", "train", "--help"],
+    "lsg train --no-such-option": [*PYTHON, "-m", "lsg", "train", "--no-such-option"],
+    "lsg budget": [*PYTHON, "-m", "lsg", "budget", "--task", "digits", "--epsilon", "3", "--epochs", "5"],
+}
+LIMITS = {  # seconds, but for "from lsg import *": seconds over `import torch`
+    "lsg --help": 0.6,
+    "lsg train --no-such-option": 0.6,
+    "lsg budget": 2.5,
+    "from lsg import *": 0.4,
+}
+
+
+def seconds(command: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def costliest_imports(code: str, count: int = 12) -> list[dict[str, object]]:
+    """Modules by the time that they take themselves, without those that they import."""
+    told = subprocess.run([*PYTHON, "-X", "importtime", "-c", code], capture_output=True, text=True).stderr
+    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", told)
+    most = sorted(((int(own), name) for own, name in lines), reverse=True)[:count]
+    return [{"module": name, "milliseconds": own / 1000} for own, name in most]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    found: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(rounds):  # in turn, so that a busy moment meets all of them
+        for name, command in COMMANDS.items():
+            found[name].append(seconds(command))
+    torch = median(found["import torch"])
+    rows = {
+        name: {"seconds": median(times), "least": min(times), "over import torch": median(times) / torch}
+        for name, times in found.items()
+    }
+    for name, row in rows.items():
+        reached = row["seconds"] - (torch if name == "from lsg import *" else 0)
+        told = f", limit {LIMITS[name]} s: {'met' if reached <= LIMITS[name] else 'missed'}" if name in LIMITS else ""
+        print(f"{name:28} {row['seconds']:.2f} s, {row['over import torch']:.2f} of import torch{told}")
+    document = {
+        "provenance": provenance(),
+        "load": os.getloadavg(),
+        "rounds": rounds,
+        "commands": rows,
+        "imports": {code: costliest_imports(code) for code in ("from lsg import *", "import lsg.cli")},
+    }
+    OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What torchrun's processes know of their launcher: who shows things, and whether an earlier start was at work."""
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from lsg.distributed import launch
+from lsg.distributed.group import Group
+from lsg.errors import ConfigurationError
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a job of two processes, this one being rank 1."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "_store", dist.HashStore())
+    return monkeypatch
+
+
+def test_a_process_that_nobody_launched_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert not launch.launched() and launch.writes() and launch.tells_errors()
+    with launch.joined() as group:
+        assert group.alone
+
+
+def test_the_first_process_with_an_error_tells_it_once_a_start(store: Any) -> None:
+    assert launch.launched() and not launch.writes()
+    assert launch.tells_errors() and not launch.tells_errors()
+    store.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert launch.tells_errors() and not launch.tells_errors()
+    store.setattr(launch, "_store", None)  # before they met: rank 0 does
+    assert not launch.tells_errors()
+
+
+def test_a_start_goes_on_where_an_earlier_one_was_at_work_and_nowhere_else(store: Any) -> None:
+    def refuse(again: bool) -> None:
+        if not again:
+            raise ConfigurationError("it holds a run already")
+
+    asked: list[bool] = []
+    assert not launch.goes_on(Group(), "runs/new", asked.append)  # an empty place
+    with pytest.raises(ConfigurationError):
+        launch.goes_on(Group(), "runs/other", refuse)
+    store.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert launch.goes_on(Group(), "runs/new", refuse)
+    with pytest.raises(ConfigurationError):  # torchrun repeats what was refused, and it stays refused
+        launch.goes_on(Group(), "runs/other", refuse)
+    assert asked == [False]
