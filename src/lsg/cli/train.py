@@ -22,7 +22,7 @@ from rich.table import Table
 from lsg.accounting.rounding import epsilon_text
 from lsg.cli.run_settings import run_settings
 from lsg.distributed.group import Group
-from lsg.distributed.launch import goes_on, joined
+from lsg.distributed.launch import goes_on, joined, writes
 from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
 from lsg.tasks.models import ZOO
@@ -102,6 +102,9 @@ _HELP = {
 }
 
 
+INTERRUPTED = 130  # as shells have it
+
+
 def train(
     output: Path, config: Path | None = None, resume: bool = False, checkpoint_every: int = 0, **given: Any
 ) -> None:
@@ -114,8 +117,13 @@ def train(
     --max-restarts starts again goes on by itself.
     """
     known = {key: value for key, value in given.items() if value is not None}
-    with joined() as group:
-        _train(group, output, config, resume, checkpoint_every, known)
+    try:
+        with joined() as group:
+            _train(group, output, config, resume, checkpoint_every, known)
+    except KeyboardInterrupt:
+        if writes():
+            raise
+        raise typer.Exit(INTERRUPTED) from None  # one process says it
 
 
 def _train(
