@@ -61,7 +61,7 @@ def undropped(folder: Path, texts: RunConfig) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def told(folder: Path, undropped: RunConfig) -> list[dict[str, str]]:
-    return on_ranks(2, on_each, folder, undropped)
+    return on_ranks(2, on_each, folder, undropped, seconds=600)
 
 
 def distance(one: Path, other: Path) -> float:
@@ -143,7 +143,7 @@ def test_an_end_of_one_is_the_end_of_all_and_one_line(end: str, said: str, tmp_p
                 )
             )
     try:
-        codes = [processes[1].wait(120)]
+        codes = [processes[1].wait(600)]
         ended = time.monotonic()
         codes.append(processes[0].wait(30))
         assert time.monotonic() - ended < 15 and 0 not in codes, codes
@@ -164,7 +164,7 @@ def whole(folder: Path) -> None:
 
 
 def test_workers_killed_under_torchrun_are_started_again_and_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    on_ranks(RANKS, whole, tmp_path / "whole")
+    on_ranks(RANKS, whole, tmp_path / "whole", seconds=600)
     found = kill_ranks(tmp_path, 2, seed=1, elastic=True)
     assert found["kills"] == 2 and found["longest_wait_seconds"] < 30
 
