@@ -44,6 +44,13 @@ def test_the_stored_kills_are_two_hundred_of_committed_code(name: str) -> None:
     assert ("unit_of" in found.get("options", {})) == (name == "units.json")
 
 
+def test_the_stored_kills_of_ranks_are_thirty_with_and_without_restart() -> None:
+    found = json.loads((RESULTS / "kills" / "ranks.json").read_text())
+    for how in ("elastic", "resumed"):
+        assert found[how]["kills"] >= 30 and found[how]["longest_wait_seconds"] < found["allowed_wait_seconds"] == 30
+    assert found["ranks"] == 3 and not found["provenance"]["modified"]
+
+
 @pytest.mark.parametrize("name", ["bar.json", "units.json"])
 def test_the_stored_audits_flag_all_that_is_broken_and_nothing_else(name: str) -> None:
     found = json.loads((RESULTS / "audit" / name).read_text())

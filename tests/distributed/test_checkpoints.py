@@ -127,12 +127,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def three(folder: Path) -> list[dict[str, Any]]:
-    return on_ranks(3, on_three, folder)
+    return on_ranks(3, on_three, folder, seconds=600)
 
 
 @pytest.fixture(scope="module")
 def two(folder: Path, three: Any) -> list[dict[str, Ended]]:
-    return on_ranks(2, on_two, folder)
+    return on_ranks(2, on_two, folder, seconds=600)
 
 
 def test_as_many_ranks_go_on_to_the_bit_with_the_dropout_of_each(three: list[dict[str, Any]]) -> None:

@@ -50,7 +50,7 @@ def kill_ranks(
     choose, started = random.Random(seed), time.monotonic()
     whole = folder / "whole"
     if not whole.exists():
-        assert launched(whole).wait(300) == 0, whole.with_name("whole.log").read_text()
+        assert launched(whole).wait(600) == 0, whole.with_name("whole.log").read_text()
     done, runs, waits = 0, 0, [0.0]
     while done < kills:
         run = folder / f"{'elastic' if elastic else 'resumed'}-{runs}"
@@ -71,7 +71,7 @@ def _elastic(run: Path, most: int, choose: random.Random) -> list[float]:
     try:
         while len(waits) < most and (wait := _kill_one(launcher, run, choose)) is not None:
             waits.append(wait)
-        assert launcher.wait(300) == 0, run.with_name(run.name + ".log").read_text()
+        assert launcher.wait(600) == 0, run.with_name(run.name + ".log").read_text()
     finally:
         _end(launcher)
     return waits
@@ -83,7 +83,7 @@ def _resumed(run: Path, most: int, choose: random.Random) -> list[float]:
         launcher = launched(run, options=(*RUN, "--resume"))
         try:
             wait = _kill_one(launcher, run, choose) if len(waits) < most else None
-            code = launcher.wait(300 if wait is None else LONGEST)
+            code = launcher.wait(600 if wait is None else LONGEST)
         finally:
             _end(launcher)
         if wait is None:

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
-from lsg.distributed.launch import goes_on, joined
+from lsg.distributed.launch import goes_on, joined, writes
 from lsg.methods import METHODS
 from lsg.tasks.names import KINDS, ZOO_NAMES
 from lsg.train.config import (
@@ -104,6 +104,9 @@ _HELP = {
 }
 
 
+INTERRUPTED = 130  # as shells have it
+
+
 def train(
     output: Path, config: Path | None = None, resume: bool = False, checkpoint_every: int = 0, **given: Any
 ) -> None:
@@ -116,8 +119,13 @@ def train(
     --max-restarts starts again goes on by itself.
     """
     known = {key: value for key, value in given.items() if value is not None}
-    with joined() as group:
-        _train(group, output, config, resume, checkpoint_every, known)
+    try:
+        with joined() as group:
+            _train(group, output, config, resume, checkpoint_every, known)
+    except KeyboardInterrupt:
+        if writes():
+            raise
+        raise typer.Exit(INTERRUPTED) from None  # one process says it
 
 
 def _train(
