@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -67,6 +68,15 @@ class Group:
         with lost(self.rank, "what the other ranks have"):
             dist.all_gather_object(values, value, group=self._control)
         return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so. Nothing waits for a GPU."""
+        if self.alone:
+            return flag
+        found = torch.tensor([float(flag)])
+        with lost(self.rank, "what the other ranks have"):
+            dist.all_reduce(found, group=self._control)
+        return bool(found.item())
 
     def on_first(self, work: Callable[[], Any]) -> Any:
         """Have rank 0 alone do this; all ranks get its result, or raise what it raised."""

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from lsg.errors import ConfigurationError
 from lsg.sampling.clock import Clock
 from lsg.sampling.plan import SamplingPlan
-from lsg.sampling.poisson_batches import LogicalBatches
+from lsg.sampling.poisson_batches import Filler, LogicalBatches
 
 
 class TakesSteps(Protocol):
@@ -86,6 +86,7 @@ class PrivateDataLoader(DataLoader[Any]):
                         last=number == len(logical),
                         unit_rows=self.logical.units.unit_rows(records),
                         drawn=units,
+                        filler=isinstance(records, Filler),
                     )
                     yield batch
             clock.check_stepped(loop)

@@ -16,13 +16,17 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Replicas:
-    """weights: the trained parameters by name. streams: the states of the random streams that all ranks share, by
+    """replicated: reads the tensors that all ranks must have alike, by what to call them: the trained parameters, say;
+    a rank's shard of a weight is its own. streams: the states of the random streams that all ranks share, by
     name; None where a stream has no state."""
 
     def __init__(
-        self, group: Group, weights: Mapping[str, Tensor], streams: Mapping[str, Callable[[], Tensor | None]]
+        self,
+        group: Group,
+        replicated: Callable[[], Mapping[str, Tensor]],
+        streams: Mapping[str, Callable[[], Tensor | None]],
     ) -> None:
-        self._group, self._weights, self._streams = group, weights, streams
+        self._group, self._replicated, self._streams = group, replicated, streams
 
     def check(self, step: int) -> None:
         """Raise ReplicaError, naming a rank and what it has that others have not. Every rank has to call this."""
@@ -46,13 +50,14 @@ class Replicas:
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, object]:
-        """Sums of the weights' bits as integers, one kernel each, read at once; hashes of the streams' states."""
-        sums = [p.detach().view(_INTEGERS[p.element_size()]).sum(dtype=torch.int64) for p in self._weights.values()]
-        weights = zip(self._weights, torch.stack(sums).tolist(), strict=True)
+        """Sums of the tensors' bits as integers, one kernel each, read at once; hashes of the streams' states."""
+        replicated = self._replicated()
+        sums = [t.detach().view(_INTEGERS[t.element_size()]).sum(dtype=torch.int64) for t in replicated.values()]
+        totals = zip(replicated, torch.stack(sums).tolist() if sums else [], strict=True)
         streams: dict[str, object] = {
             f"state of the {name} stream": _hash(state()) for name, state in self._streams.items()
         }
-        return streams | {f"weight '{name}'": total for name, total in weights}
+        return streams | dict(totals)
 
 
 def _hash(state: Tensor | None) -> str | None:
