@@ -75,7 +75,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, Checkpointed):
         return list(model.blocks)
     if isinstance(model, Net):
-        return [model.first]
+        return [model.embed, model.norm]
     return [model.stage1, model.stage2, model.stage3]
 
 
@@ -111,7 +111,7 @@ class Case:
 def shard(model: nn.Module, case: Case) -> nn.Module:
     options: dict[str, Any] = {"reshard_after_forward": case.reshard}
     if case.mixed:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     if case.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
