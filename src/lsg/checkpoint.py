@@ -34,16 +34,24 @@ def save_checkpoint(
 
     extra: what else the loop needs (a learning-rate scheduler's state, say): numbers, strings, tensors, lists, dicts.
     The file holds the run's random streams: keep it as secret as the data.
+
+    Of several processes each has to call this, after the same logical step (`optimizer.stepped`; inside of a logical
+    batch it is refused). Rank 0 writes the file, with its `extra` and the dropout streams of all; what it cannot write
+    is raised on all.
     """
     path, run = Path(path), engine.run
-    tensors: dict[str, Tensor] = {}
     state = {
         "model": run.module.state_dict(),
         "optimizer_class": type(run.optimizer.original_optimizer).__qualname__,
         "optimizer": run.optimizer.state_dict(),
-        "engine": engine.state_dict(),
+        "engine": run.state_of_all_ranks(),
         "extra": dict(extra or {}),
     }
+    run.group.on_first(lambda: _write(path, state))
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    tensors: dict[str, Tensor] = {}
     content = json.dumps({"version": VERSION, "state": _Writer(tensors).encode(state, "")})
     aside = path.with_name(path.name + ".tmp")
     try:
@@ -68,12 +76,21 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
 
     The engine must be attached by `make_private` with the arguments of that run. All is checked before any of it is
     changed; a damaged file, or a run that is not this one, is refused. replay: see `PrivacyEngine.load_state_dict`.
+
+    Of several processes each has to call this, and reads the file. They need not be as many as those that saved it:
+    with another number sums are rounded otherwise, dropout streams are new, and steps that the ledger has beyond the
+    file are charged, not repeated.
     """
     path, run = Path(path), engine.run
-    state = _read(path)
-    try:
+
+    def check_parts() -> None:
         _check_model(state["model"], run.module.state_dict())
         _check_optimizer(state, run.optimizer)
+
+    state, digest = run.group.together(lambda: _read(path))
+    try:
+        run.group.check_alike({"the checksum": digest}, "Every rank must read the same file")
+        run.group.together(check_parts)
         run.check(state["engine"])
     except LsgError as error:
         raise type(error)(f"checkpoint '{path}': {error}") from None
@@ -87,8 +104,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The verified content of a file."""
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """The verified content of a file, and its checksum."""
     with open(path, "rb") as file:
         start = file.read(_PLACE)
         digest = file.read(len(_NO_DIGEST))
@@ -102,8 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"checkpoint '{path}' has version {content['version']}, but this lsg reads version {VERSION}"
             )
-        state: dict[str, Any] = _decode(content["state"], file)
-    return state
+        return _decode(content["state"], file), digest.decode()
 
 
 def _digest(path: Path) -> bytes:

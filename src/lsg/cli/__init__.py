@@ -1,7 +1,9 @@
 """The command `lsg`: one file a command, listed here and nowhere else."""
 
 import io
+import os
 import sys
+import warnings
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -12,19 +14,21 @@ from lsg.cli.audit import audit
 from lsg.cli.bench import bench
 from lsg.cli.budget import budget
 from lsg.cli.demo import demo
-from lsg.cli.errors import one_line_errors
+from lsg.cli.errors import in_one_process, one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.train import train
 from lsg.cli.tune import tune
+from lsg.distributed.launch import writes
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (audit, bench, budget, demo, explain, report, train, tune):
-    app.command()(one_line_errors(command))
+app.command()(one_line_errors(train))
+for command in (audit, bench, budget, demo, explain, report, tune):
+    app.command()(one_line_errors(in_one_process(command)))
 if find_spec("lsg.reproduce") is not None:  # that room can be deleted
     from lsg.reproduce.command import reproduce
 
-    app.command()(one_line_errors(reproduce))
+    app.command()(one_line_errors(in_one_process(reproduce)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,4 +51,14 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if not writes():
+        _be_silent()
     app()
+
+
+def _be_silent() -> None:
+    """One of several processes tells what all of them do. Errors of this one are still shown."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
+    warnings.simplefilter("ignore")
+    for name, value in (("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
+        os.environ.setdefault(name, value)

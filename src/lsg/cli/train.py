@@ -21,6 +21,8 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
+from lsg.distributed.group import Group
+from lsg.distributed.launch import goes_on, joined
 from lsg.errors import ConfigurationError
 from lsg.methods import METHODS
 from lsg.tasks.catalog import TASKS
@@ -40,7 +42,7 @@ from lsg.train.config_file import read_settings
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.protected import RECORDS_OF_A_PERSON
-from lsg.train.run import RunResult, run
+from lsg.train.run import RunResult, on_all, run
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
@@ -111,13 +113,26 @@ def train(
 
     Options that are not given come from --config, and what is not there from the recipe: by default one that is
     chosen for the number of records, ε and the kind of model, and shown before training.
+
+    On several processes: torchrun --nproc-per-node N -m lsg train ... They share each batch and give one model; what
+    --max-restarts starts again goes on by itself.
     """
-    console = Console()
-    RunFolder(output).check_place(resume=resume)  # before data are read, which may take minutes
     known = {key: value for key, value in given.items() if value is not None}
-    result = _run_with_bar(
-        console, partial(run_settings, output, config, resume, known), output, resume, checkpoint_every
-    )
+    with joined() as group:
+        _train(group, output, config, resume, checkpoint_every, known)
+
+
+def _train(
+    group: Group, output: Path, config: Path | None, resume: bool, checkpoint_every: int, known: dict[str, Any]
+) -> None:
+    console = Console()
+
+    def check_place(again: bool) -> None:  # before data are read, which may take minutes
+        RunFolder(output).check_place(resume=resume or again)
+
+    resume = goes_on(group, str(output.absolute()), check_place) or resume
+    settings = partial(run_settings, output, config, resume, known, group=group)
+    result = _run_with_bar(console, settings, output, resume, checkpoint_every)
     for warning in result.warnings:
         _print_warning(console, warning)
     console.print(_summary(result))
@@ -175,9 +190,26 @@ train.__annotations__ = {name: p.annotation for name, p in _signature().paramete
 
 
 def run_settings(
-    output: Path, config: Path | None, resume: bool, given: dict[str, Any], listener: Listener
+    output: Path,
+    config: Path | None,
+    resume: bool,
+    given: dict[str, Any],
+    listener: Listener,
+    group: Group | None = None,
 ) -> RunConfig:
-    """Options before the file, the file before the recipe. A resumed run starts from what it was begun with."""
+    """Options before the file, the file before the recipe. A resumed run starts from what it was begun with. group: the
+    processes that all get the same settings."""
+    group = group or Group()
+    known, begun, source = group.on_first(lambda: _known_settings(output, config, resume, given))
+    if begun:
+        return RunConfig.from_dict(known, source)
+    return on_all(group, known, lambda: choose_settings(known, source, listener))
+
+
+def _known_settings(
+    output: Path, config: Path | None, resume: bool, given: dict[str, Any]
+) -> tuple[dict[str, Any], bool, str]:
+    """(what is known of the settings; whether these are all, as the run was begun before; where they come from)"""
     begun = output / "config.toml"
     layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
     layers += [] if config is None else [read_settings(config)]
@@ -192,9 +224,7 @@ def run_settings(
     if "task" not in known:
         raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(TASKS)}")
     known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
-    if resume and begun.is_file():
-        return RunConfig.from_dict(known, source)
-    return choose_settings(known, source, listener)
+    return known, resume and begun.is_file(), source
 
 
 def _run_with_bar(

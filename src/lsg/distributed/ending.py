@@ -4,6 +4,7 @@ The reason goes into the store that torch.distributed met at, which outlives a p
 none; the others then learn from their broken connection to it that it is gone.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import torch.distributed as dist
 
 from lsg.errors import ProcessLost, first_line
 
-_KEY = "lsg/ended/{rank}"
+# torchrun's store outlives a restart of the workers: reasons of those before must not be read.
+_KEY = f"lsg/ended/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{{rank}}"
 _PATIENCE = 2.0  # seconds that the others wait for a reason that is being written
 
 _told = False

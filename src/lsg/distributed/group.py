@@ -6,7 +6,7 @@ the properties is a collective: all ranks call the same ones in the same order.
 
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from lsg.distributed.ending import lost, tell_reasons
 from lsg.errors import ConfigurationError
 
 _RAISED = "raised"
+_T = TypeVar("_T")
 
 
 class Group:
@@ -87,12 +88,35 @@ class Group:
             try:
                 answer = [work()]
             except Exception as error:
-                answer = [(_RAISED, _picklable(error))]
+                answer = [(_RAISED, _picklable(error, self.rank))]
         with lost(self.rank, "what rank 0 has to say"):
             dist.broadcast_object_list(answer, src=0, group=self._control)
         if isinstance(answer[0], tuple) and answer[0][:1] == (_RAISED,):
             raise answer[0][1]
         return answer[0]
+
+    def together(self, work: Callable[[], _T]) -> _T:
+        """Have every rank do this; where it fails on one, all raise what the first of them raised. No collective may
+        run in it."""
+        if self.alone:
+            return work()
+        result, own = None, None
+        try:
+            result = work()
+        except Exception as error:
+            own = error
+        for rank, found in enumerate(self.everyones(None if own is None else _picklable(own, self.rank))):
+            if found is not None:
+                raise own if rank == self.rank and own is not None else found
+        return cast("_T", result)
+
+    def first_then_others(self, work: Callable[[], _T]) -> _T:
+        """The same, by rank 0 before the others: what it downloads they find on the disk."""
+        if self.alone:
+            return work()
+        made = self.together(lambda: work() if self.first else None)
+        found = self.together(lambda: None if self.first else work())
+        return cast("_T", made if self.first else found)
 
     def check_alike(self, values: Mapping[str, Any], remedy: str) -> None:
         """Refuse values, by name, that are not the same on all ranks."""
@@ -114,10 +138,10 @@ def _control_group() -> Any:
     return None if "gloo" in str(backends) else dist.new_group(backend="gloo")
 
 
-def _picklable(error: Exception) -> Exception:
+def _picklable(error: Exception, rank: int) -> Exception:
     """The error, or its words where it cannot travel."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"rank 0: {type(error).__name__}: {error}")
+        return RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
     return error

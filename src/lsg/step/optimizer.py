@@ -1,6 +1,6 @@
 """The private optimizer: clips and sums each micro-batch; ends a logical batch by accounting, noise and an update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class PrivateOptimizer(Optimizer):
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
         self._replicas, self._releases = replicas, 0  # so many logical steps since `make_private`
+        self._after_steps: list[Callable[[], None]] = []
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
     @property
@@ -101,6 +102,12 @@ class PrivateOptimizer(Optimizer):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.original_optimizer.register_step_post_hook(hook)
+
+    def on_logical_step(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call this after each logical step, on every rank alike: also after steps of an empty batch, or of one that
+        this rank has no share of, which the loop over the loader does not see. Returns what ends it."""
+        self._after_steps.append(call)
+        return lambda: self._after_steps.remove(call)
 
     # -- privacy -----------------------------------------------------------------------------------------------------
     @property
@@ -176,6 +183,9 @@ class PrivateOptimizer(Optimizer):
             if self.stepped:
                 self._release()
         self.clock.batch_stepped()
+        if self.stepped:
+            for call in tuple(self._after_steps):
+                call()
 
     def _check_step(self) -> None:
         """Refuse a step that would not be accounted for, or that would count a record twice or not at all."""

@@ -5,6 +5,7 @@ secure ones, which have nothing to hold) and sums without noise, so keep it as s
 """
 
 import dataclasses
+import hashlib
 import re
 import secrets
 from collections.abc import Mapping
@@ -58,13 +59,32 @@ class RunState:
             "noise_multiplier": self.optimizer.noise_multiplier,
             "max_grad_norm": private and private.clipper.max_grad_norm,
             "random": self._random_states(),
+            **({} if self.group.alone else {"ranks": self.group.size}),
         }
+
+    def state_of_all_ranks(self) -> dict[str, Any]:
+        """The same with the random states of every rank in place of this one's. Every rank has to call this, after the
+        same logical step."""
+        if self.group.alone:
+            return self.state_dict()
+        if self.clock.position().micro:  # told here: other ranks may have no part of the batch left
+            raise ConfigurationError(
+                "a logical batch is under way: with several processes save where optimizer.stepped is true, as what "
+                "was summed of a part is another sum on each of them. optimizer.on_logical_step(...) calls after "
+                "every logical step, also on a rank that has no share of it"
+            )
+        state = self.state_dict()
+        place = [state["progress"]["epochs"], state["progress"]["logical"]]
+        self.group.check_alike(
+            {"the place (epoch, step) at which a state is saved": place}, "Save on all ranks after the same step"
+        )
+        return state | {"random": self.group.everyones(state["random"])}
 
     def check(self, state: Any) -> None:
         """Refuse, by name, a state that does not continue this run. Nothing is changed."""
         self.clock.check_idle()
         known = {*_KEYS, "version"}
-        if not isinstance(state, Mapping) or set(state) != known or state["version"] != VERSION:
+        if not isinstance(state, Mapping) or set(state) - {"ranks"} != known or state["version"] != VERSION:
             raise ConfigurationError(
                 f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
             )
@@ -83,8 +103,12 @@ class RunState:
             private.noise.check_state("noise", state["noise"])
 
     def load_state_dict(self, state: Any, *, replay: bool) -> None:
+        """Of a run on another number of ranks, too: it goes on from the last logical step, with new dropout streams."""
         self.check(state)
         position = Position(**state["progress"])
+        other_ranks = state.get("ranks", 1) != self.group.size
+        if other_ranks:  # a part of a logical batch is summed again, by other ranks
+            position = replace(position, micro=0, partial_sum=None)
         self.sampler.load_state(state["sampling"])
         self.optimizer.noise_multiplier = state["noise_multiplier"]
         private = self._private()
@@ -92,18 +116,34 @@ class RunState:
             private.recorder.load_state_dict(state["projection"])
             private.noise.load_state(state["noise"])
             self.optimizer.max_grad_norm = state["max_grad_norm"]
-        if not self.step_accounting.load_state_dict(state["books"], state["noise_multiplier"], replay=replay):
+        if not self.step_accounting.load_state_dict(
+            state["books"], state["noise_multiplier"], replay=replay, other_ranks=other_ranks
+        ):
             # Lost steps were charged as what they are: noise of their own on samples of their own.
             position = replace(position, micro=0, partial_sum=None)
             for source in (self.sampler.source, *([private.noise] if private else [])):
                 source.renew(self.group.on_first(lambda: secrets.token_bytes(64)))
         self.clock.load(position)
         self.optimizer.mark_continued()
-        for device, random_state in state["random"].items():
+        saved = state["random"]
+        if other_ranks:
+            self._seed_anew(saved if isinstance(saved, Mapping) else saved[0])
+        else:
+            self._load_random_states(saved if isinstance(saved, Mapping) else saved[self.group.rank])
+
+    def _load_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """A GPU's state is loaded into the one that the model is on, whatever its number was."""
+        own = [device for device in self._random_states() if device != "cpu"]
+        for device, random_state in states.items():
             if device == "cpu":
                 torch.set_rng_state(random_state)
-            elif torch.cuda.is_available():
-                torch.cuda.set_rng_state(random_state, device)
+            elif own:
+                torch.cuda.set_rng_state(random_state, device if device in own else own[0])
+
+    def _seed_anew(self, states: Mapping[str, Tensor]) -> None:
+        """Dropout streams of as many ranks as there are now: new ones, which follow from the saved one."""
+        seen = f"{self.group.rank} of {self.group.size} ".encode() + states["cpu"].numpy().tobytes()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(seen).digest()[:8], "big") >> 1)
 
     def _random_states(self) -> dict[str, Tensor]:
         """torch's default generators (dropout) of the processor and of the devices that the model is on."""

@@ -37,14 +37,19 @@ class CheckpointWriter:
 
     def save(self, state: LoopState) -> None:
         """Called by the loop after each epoch, and after every so many steps."""
-        started = time.perf_counter()
         if state.epochs == self._epochs:
             return  # the result comes next
-        wait = max(SECONDS_BETWEEN, self._cost / SHARE_OF_TIME)
-        if not self._every and started - self._last < wait:
-            return
+        if self._every or self._engine.run.group.on_first(self._worth_it):
+            self.write(state)
+
+    def write(self, state: LoopState) -> None:
+        """At once. Every process has to call this."""
+        started = time.perf_counter()
         with errors_naming(self._path):
-            self._path.parent.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
+            self._engine.run.group.on_first(lambda: self._path.parent.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True))
             save_checkpoint(self._path, engine=self._engine, extra=self._extra(state))
         self._last = time.perf_counter()
         self._cost = self._last - started
+
+    def _worth_it(self) -> bool:
+        return time.perf_counter() - self._last >= max(SECONDS_BETWEEN, self._cost / SHARE_OF_TIME)

@@ -1,9 +1,12 @@
 """A model and encoded data in, accuracy on each part of it out."""
 
+from itertools import islice
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lsg.distributed.group import Group
 from lsg.tasks.encoded import Batch, Encoded, EncodedTexts, batches_in_order
 from lsg.train.precision import autocast
 from lsg.train.run_warnings import OneAnswer
@@ -12,10 +15,11 @@ _BATCH, _IMAGES_ON_GPU = 512, 2048  # a GPU waits for the CPU with fewer
 
 
 class Classifier:
-    """How a model is called on a batch, for training (`loss`) and for scores, in the run's precision."""
+    """How a model is called on a batch, for training (`loss`) and for scores, in the run's precision. group: the
+    processes that have the same model; each scores a share of the batches."""
 
-    def __init__(self, precision: str, device: torch.device) -> None:
-        self._precision, self._device = precision, device
+    def __init__(self, precision: str, device: torch.device, group: Group | None = None) -> None:
+        self._precision, self._device, self._group = precision, device, group or Group()
 
     def logits(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """(logits in float32, labels)"""
@@ -31,14 +35,16 @@ class Classifier:
 
     def scores(self, model: nn.Module, parts: dict[str, Encoded]) -> dict[str, float]:
         """Accuracy on each part. Call it in eval mode without gradients."""
-        right = [self._count_right(model, data) for data in parts.values()]
-        return {name: int(count) / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
+        own = [self._count_right(model, data) for data in parts.values()]
+        shares = self._group.everyones([int(count) for count in own])
+        right = [sum(counts) for counts in zip(*shares, strict=True)]
+        return {name: count / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
 
     def _count_right(self, model: nn.Module, data: Encoded) -> Tensor:
-        """How many are classified right, still on the device."""
+        """How many of this process's batches' records are classified right, still on the device."""
         total = torch.zeros((), dtype=torch.long, device=self._device)
         size = _IMAGES_ON_GPU if total.is_cuda and not isinstance(data, EncodedTexts) else _BATCH
-        for batch in batches_in_order(data, size):
+        for batch in islice(batches_in_order(data, size), self._group.rank, None, self._group.size):
             logits, labels = self.logits(model, batch)
             total += (logits.argmax(dim=1) == labels).sum()
         return total

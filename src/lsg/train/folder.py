@@ -27,11 +27,12 @@ SECRET = (
 
 
 class RunFolder:
-    """One run's files. `checkpoint` (a file) and `tensorboard` (a folder) are written by others."""
+    """One run's files. `checkpoint` and `ledger` (files) and `tensorboard` (a folder) are written by others."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoint = path / "checkpoint" / "state.safetensors"
+        self.ledger = path / "ledger"
         self.tensorboard = path / "tensorboard"
         self._was_there = False
 
@@ -84,8 +85,9 @@ class RunFolder:
         """Remove a run that has only begun, unless it was there before."""
         if self._was_there:
             return
-        for name in ("config.toml", "metrics.jsonl"):
+        for name in ("config.toml", "metrics.jsonl", "ledger"):
             (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         shutil.rmtree(self.tensorboard, ignore_errors=True)
 
     def result(self) -> dict[str, Any] | None:

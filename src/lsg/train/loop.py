@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError
+from lsg.errors import BudgetExceeded, ConfigurationError
 from lsg.model.inputs import batch_size
 from lsg.sampling.loader import PrivateDataLoader
 from lsg.step.optimizer import PrivateOptimizer
@@ -51,7 +51,8 @@ class Epoch:
 class LoopState:
     """Where a loop stands, for going on later: whole epochs, all steps, and what the epoch in progress has summed up.
 
-    Plain numbers, which a JSON file keeps exactly. What else a continuation needs is the engine's state.
+    Plain numbers, which a JSON file keeps exactly. What else a continuation needs is the engine's state. loss and
+    samples are of this process, where several train together.
     """
 
     epochs: int = 0
@@ -84,15 +85,20 @@ def train(
     start: LoopState | None = None,
     save: Callable[[LoopState], None] | None = None,
     save_every: int = 0,
+    end_at_budget: bool = False,
 ) -> list[Epoch]:
     """Train until `epochs` epochs are done; returns the records of those trained here, oldest first.
+
+    Several processes call this alike: each trains on its share, and the records are of all of them together.
 
     A micro-batch that does not fit into memory is tried again in smaller pieces (`lsg.step.out_of_memory`).
     loss: (model, batch) -> the mean loss of a batch, as `loss_reduction="mean"` of the engine expects.
     evaluate: called after each epoch with the model in eval mode and gradients off.
-    on_step: called after each logical step that had samples, with their number so far.
+    on_step: called after each logical step that had samples, with their number so far: on every process, also where
+        this one had none of them.
     start: where to go on; the engine's state must be the one of that moment.
     save: called after each epoch, and within one after every `save_every` steps (0: never), with where the loop stands.
+    end_at_budget: end early, with what was trained so far, at a step that would pass the target ε.
     """
     if epochs < 1:
         raise ConfigurationError(f"epochs={epochs} must be at least 1")
@@ -100,23 +106,29 @@ def train(
     now = start or LoopState()
     backward = BackwardInPieces(model, optimizer, loss)
     while now.epochs < epochs:
-        end = _rest_of_epoch(
+        end, spent = _rest_of_epoch(
             model, optimizer, loader, now, backward=backward, on_step=on_step, save=save, save_every=save_every
         )
+        if spent is not None and not end_at_budget:
+            raise spent
+        shares = engine.run.group.everyones((end.loss, end.samples))
+        loss, samples = sum(loss for loss, _ in shares), sum(samples for _, samples in shares)
         epoch = Epoch(
             number=end.epochs + 1,
             steps=end.steps,
             epsilon=engine.get_epsilon(delta),
-            loss=end.loss / end.samples if end.samples else math.nan,
+            loss=loss / samples if samples else math.nan,
             score=None if evaluate is None else _evaluated(model, evaluate),
             seconds=end.seconds,
-            samples=end.samples,
+            samples=samples,
             lr=end.lr,
             signals=SignalSums(**end.signals).mean(),
         )
         history.append(epoch)
         if on_epoch is not None:
             on_epoch(epoch)
+        if spent is not None:
+            break
         now = LoopState(end.epochs + 1, end.steps, lr=end.lr)
         if save is not None:
             save(now)
@@ -133,32 +145,47 @@ def _rest_of_epoch(
     on_step: Callable[[int], None] | None,
     save: Callable[[LoopState], None] | None,
     save_every: int,
-) -> LoopState:
-    """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete."""
+) -> tuple[LoopState, BudgetExceeded | None]:
+    """Train to the end of the epoch in progress; it still counts as in progress there, with its sums complete. Where
+    the budget ended it, what said so."""
     model.train()
     steps, samples, lr, signals = now.steps, now.samples, now.lr, SignalSums(**now.signals)
     total: Tensor | float = now.loss  # on the model's device: nothing waits for it before the epoch ends
     started = time.perf_counter() - now.seconds
-    for batch in loader:
-        value = backward(batch)
-        lr = optimizer.param_groups[0]["lr"]
-        optimizer.step()
-        optimizer.zero_grad()
-        size = batch_size(batch) or 0
-        total = total + value.double() * size
-        samples += size
-        if optimizer.stepped:
-            steps += 1
-            signals = signals.plus(optimizer.signals)
-            if on_step is not None:
-                on_step(steps)
-            if save is not None and save_every and steps % save_every == 0:
-                so_far = float(total)  # waits for the device
-                seconds = time.perf_counter() - started
-                save(LoopState(now.epochs, steps, so_far, samples, seconds, lr, signals.read()))
-                started = time.perf_counter() - seconds  # saving is not training
-    whole = float(total)  # waits for the device
-    return LoopState(now.epochs, steps, whole, samples, time.perf_counter() - started, lr, signals.read())
+
+    def stands() -> LoopState:
+        whole = float(total)  # waits for the device
+        return LoopState(now.epochs, steps, whole, samples, time.perf_counter() - started, lr, signals.read())
+
+    def stepped() -> None:
+        nonlocal steps, signals, started
+        if optimizer.clock.batch.drawn == 0:
+            return
+        steps += 1
+        signals = signals.plus(optimizer.signals)
+        if on_step is not None:
+            on_step(steps)
+        if save is not None and save_every and steps % save_every == 0:
+            state = stands()
+            save(state)
+            started = time.perf_counter() - state.seconds  # saving is not training
+
+    unfollow = optimizer.on_logical_step(stepped)
+    spent = None
+    try:
+        for batch in loader:
+            value = backward(batch)
+            lr = optimizer.param_groups[0]["lr"]
+            size = batch_size(batch) or 0
+            total = total + value.double() * size
+            samples += size
+            optimizer.step()
+            optimizer.zero_grad()
+    except BudgetExceeded as error:
+        spent = error
+    finally:
+        unfollow()
+    return stands(), spent
 
 
 @torch.no_grad()

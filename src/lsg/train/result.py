@@ -11,7 +11,7 @@ from lsg.train.config import RunConfig
 class RunResult:
     """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows.
 
-    warnings: what is wrong with the run, the gravest first. Not private.
+    warnings: what is wrong with the run, the gravest first. Not private. processes: that trained together at its end.
     """
 
     config: RunConfig
@@ -26,6 +26,7 @@ class RunResult:
     privacy: dict[str, Any]
     provenance: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.to_dict()}

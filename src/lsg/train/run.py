@@ -7,10 +7,16 @@ secret the seed must be so as well; the privacy statement says it.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from lsg.errors import ConfigurationError, LsgError, first_line
+from lsg.accounting.ledger import fingerprint
+from lsg.distributed.group import Group
+from lsg.errors import ConfigurationError, LsgError, ProcessLost, first_line
+from lsg.tasks.encoded import Encoded, EncodedFeatures, EncodedTexts
+from lsg.tasks.models import ZOO
+from lsg.tasks.readers.files import local_path
 from lsg.train.config import RunConfig
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener
@@ -19,7 +25,10 @@ from lsg.train.prepare_data import PreparedData, prepare_data
 from lsg.train.prepare_features import features_once
 from lsg.train.prepare_model import prepare_model
 from lsg.train.result import RunResult
+from lsg.train.shared_folder import SharedFolder
 from lsg.train.training import Training
+
+_T = TypeVar("_T")
 
 
 def run(
@@ -35,15 +44,19 @@ def run(
 
     checkpoint_every: write a checkpoint after so many steps too. 0: after epochs alone, when it is worth it.
     prepare: reads and divides the data; `lsg tune` trains on a part of its own.
+    Processes of torch.distributed's default group train one model together: each calls this alike; the listener hears
+    of it on rank 0 alone.
     """
-    folder = RunFolder(output)
+    group = Group.current()
+    folder = SharedFolder(RunFolder(output), group)
+    heard = listener if listener is not None and group.first else Listener()
     with folder.held(config, resume=resume):
-        return _run(config, folder, listener or Listener(), checkpoint_every, prepare)
+        return _run(config, folder, heard, checkpoint_every, prepare)
 
 
 def _run(
     config: RunConfig,
-    folder: RunFolder,
+    folder: SharedFolder,
     listener: Listener,
     checkpoint_every: int,
     prepare: Callable[[RunConfig, torch.device, Listener], PreparedData],
@@ -53,18 +66,20 @@ def _run(
         result = RunResult.from_dict(finished, str(folder.path / "result.json"))
         folder.drop_checkpoint()
         return result
-    device = choose_device(config.device)
-    data = prepare(config, device, listener)
+    group = folder.group
+    device = own_device(config, group)
+    data = on_all(group, config.to_dict(), lambda: prepare(config, device, listener))
+    _check_same_data(group, data)
     check_against_data(config, data)
     with matmul_precision(choose_precision(config.precision, device)):
-        model = prepare_model(config, data, device, listener)
-        trained, data = features_once(config, data, model, device, listener)
+        model = on_all(group, config.to_dict(), lambda: prepare_model(config, data, device, listener))
+        trained, data = group.together(lambda: features_once(config, data, model, device, listener))
         training = Training(config, data, trained, device, folder, listener, whole=model)
         folder.create(config)
         try:
             rows = training.train(checkpoint_every)
         except Exception as error:
-            if training.engine.accountant.history:
+            if training.engine.accountant.history or isinstance(error, ProcessLost):
                 raise
             folder.abandon()  # nothing was trained: the next try finds an empty place
             if isinstance(error, RuntimeError) and not isinstance(error, LsgError | torch.OutOfMemoryError):
@@ -73,6 +88,40 @@ def _run(
                 ) from error
             raise
         return training.finish(rows)
+
+
+def own_device(config: RunConfig, group: Group) -> torch.device:
+    """Where this process computes; of several each has a GPU of its own, the current one."""
+    device = choose_device(config.device)
+    if not group.alone and device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ConfigurationError(
+            f"--device {config.device}: of several processes each has a GPU of its own; leave --device out"
+        )
+    return device
+
+
+def on_all(group: Group, settings: dict[str, Any], work: Callable[[], _T]) -> _T:
+    """Each process reads data and model by itself; what rank 0 has to download first the others find on the disk.
+
+    settings: of the run, as far as they are known."""
+    data, model = settings.get("data"), settings.get("model")
+    here = settings.get("task") == "digits" or (data is not None and local_path(str(data)) is not None)
+    here = here and (model is None or model in ZOO or Path(str(model)).exists())
+    return group.together(work) if here else group.first_then_others(work)
+
+
+def _check_same_data(group: Group, data: PreparedData) -> None:
+    if not group.alone:
+        group.check_alike(
+            {"the training data": fingerprint([_tensor(data.train), data.train.labels])},
+            "Every process must read the same files",
+        )
+
+
+def _tensor(data: Encoded) -> torch.Tensor:
+    if isinstance(data, EncodedTexts):
+        return data.ids
+    return data.features if isinstance(data, EncodedFeatures) else data.pixels
 
 
 def check_against_data(config: RunConfig, data: PreparedData) -> None:

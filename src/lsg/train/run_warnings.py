@@ -68,6 +68,17 @@ def not_finite_weights() -> RunWarning:
     return RunWarning("weights", "training diverged, and weights are not finite: try a lower --lr", releasable=True)
 
 
+def ended_early(steps: int, planned: int) -> RunWarning:
+    """Steps that were charged took the place of planned ones. Nothing of this comes from data."""
+    return RunWarning(
+        "ended early",
+        f"the budget was used up before the end: of {planned:,} planned steps {steps:,} were trained and kept, as "
+        "steps that a crash lost, and that could not be repeated, count as spent. A run that is saved more often "
+        "(--checkpoint-every) loses fewer",
+        releasable=True,
+    )
+
+
 def _loss_not_finite(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
     last = rows[-1]
     if last["loss"] is not None or not last["samples_per_second"]:  # an epoch without samples has no loss

@@ -1,9 +1,10 @@
 """One run while it trains: configuration, data and model in, rows of metrics and the folder's files out."""
 
 import contextlib
+import hashlib
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from lsg.tasks.models import save_image_model, save_text_model
 from lsg.train.checkpoints import CheckpointWriter
 from lsg.train.config import RunConfig
 from lsg.train.evaluation import Classifier, Evaluation
-from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
 from lsg.train.loop import Epoch, LoopState, train
 from lsg.train.lr_schedule import attach_lr_schedule
@@ -33,12 +33,15 @@ from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
-from lsg.train.run_warnings import RunFacts, RunWarning, find_warnings, not_finite_weights
-from lsg.train.tensorboard import TensorBoard
+from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warnings, not_finite_weights
+from lsg.train.shared_folder import SharedFolder
 
 
 class Training:
     """One run: the constructor makes the model private, `train` trains it, `finish` writes what is kept of it.
+
+    Several processes that train together do all of it alike. Rank 0 has the folder, and keeps a ledger there: with
+    another number of them, steps that a crash lost cannot be repeated, and have to be counted.
 
     whole: the model that is saved; `model` is it, or that part of it which is trained on features (`features_once`).
     """
@@ -49,17 +52,19 @@ class Training:
         data: PreparedData,
         model: nn.Module,
         device: torch.device,
-        folder: RunFolder,
+        folder: SharedFolder,
         listener: Listener,
         whole: nn.Module,
     ) -> None:
         self.config, self.data, self.folder, self.listener, self.whole = config, data, folder, listener, whole
+        self.group = folder.group
         self.protected = data.protected(config)
         method = config.make_method()
         private = config.method != "non-private"
         self.noise_dimensions = explain(model, method).dimensions_after if private else 0
         self.trained_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.engine = PrivacyEngine(accountant=config.accountant)
+        self.keeps_ledger = private and (not self.group.alone or folder.has(folder.ledger))
+        self.engine = PrivacyEngine(accountant=config.accountant, ledger=folder.ledger if self.keeps_ledger else None)
         inputs: dict[str, Any] = {
             "module": model,
             "optimizer": make_optimizer(config, whole),
@@ -87,7 +92,11 @@ class Training:
         self.steps = self.loader.logical.plan.steps(config.epochs)
         self.scheduler = attach_lr_schedule(self.optimizer, config.lr_schedule, self.steps, config.warmup)
         self.average = WeightAverage(self.optimizer, config.averaging) if config.averaging else None
-        classifier = Classifier(choose_precision(config.precision, device), device)
+        if not self.group.first:  # dropout and views of its own; rank 0 has those of a process alone
+            torch.manual_seed(_seed_of_rank(config.seed, self.group.rank))
+        # Kernels of a GPU may round otherwise the next time: then lost steps cannot be repeated to the bit.
+        self.repeats = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        classifier = Classifier(choose_precision(config.precision, device), device, self.group)
         self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
         one_answer = self.evaluation.one_answer()
         self.run_facts = RunFacts(
@@ -104,14 +113,14 @@ class Training:
             every=checkpoint_every,
             extra=lambda state: self._extra(state, rows),
         )
-        self.folder.write_metrics(rows)
-        board = TensorBoard(self.folder.tensorboard, rows)
+        if self.keeps_ledger:  # nothing could go on from its steps without a checkpoint before the first of them
+            checkpoints.write(start)
+        metrics = self.folder.metrics(rows)
         told = {warning.name for warning in find_warnings(rows, self.run_facts)}
 
         def on_epoch(epoch: Epoch) -> None:
             rows.append(self._row(epoch))
-            self.folder.write_metrics(rows)
-            board.write(rows[-1])
+            metrics.write(rows)
             self.listener.epoch(rows[-1])
             if epoch.number < self.config.epochs:  # the last one's belong to the result
                 self._warn_once(rows, told)
@@ -132,9 +141,10 @@ class Training:
                 start=start,
                 save=checkpoints.save,
                 save_every=checkpoint_every,
+                end_at_budget=True,
             )
         finally:
-            board.close()
+            metrics.close()
         return rows
 
     def _warn_once(self, rows: list[dict[str, Any]], told: set[str]) -> None:
@@ -151,7 +161,7 @@ class Training:
 
     def _finish(self, rows: list[dict[str, Any]]) -> RunResult:
         warnings = self._final_warnings(rows)
-        origin = provenance()
+        origin = self.group.on_first(provenance)
         spent = Spent(
             epsilon=math.inf if rows[-1]["epsilon"] is None else rows[-1]["epsilon"],
             noise_multiplier=self.optimizer.noise_multiplier,
@@ -165,6 +175,7 @@ class Training:
         privacy = {
             "warnings": [warning.text for warning in warnings if warning.releasable],
             **privacy_statement(self.config, spent, self._facts(), origin["versions"]),
+            **({} if self.group.alone else {"processes": self.group.size}),
         }
         result = RunResult(
             config=self.config,
@@ -179,6 +190,7 @@ class Training:
             privacy=privacy,
             provenance=origin,
             warnings=[warning.text for warning in warnings],
+            processes=self.group.size,
         )
         self.engine.detach()
         self.folder.write_model(self._save_model)
@@ -197,7 +209,11 @@ class Training:
 
     def _final_warnings(self, rows: list[dict[str, Any]]) -> list[RunWarning]:
         finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
-        return ([] if finite else [not_finite_weights()]) + find_warnings(rows, self.run_facts)
+        found = [] if finite else [not_finite_weights()]
+        taken = self.scheduler.last_epoch
+        if taken < self.steps:
+            found.append(ended_early(taken, self.steps))
+        return found + find_warnings(rows, self.run_facts)
 
     def _facts(self) -> DataFacts:
         data, shape = self.data, self.data.shape
@@ -214,6 +230,7 @@ class Training:
         """What a checkpoint holds beside the engine's state; `_restore` reads it."""
         return {
             "progress": asdict(state),
+            **({} if self.group.alone else {"shares": self.group.everyones([state.loss, state.samples])}),
             "rows": rows,
             "scheduler": self.scheduler.state_dict(),
             "used": self.data.used,
@@ -222,9 +239,10 @@ class Training:
 
     def _restore(self) -> tuple[LoopState, list[dict[str, Any]]]:
         """Where the checkpoint stands, or the very start without one."""
-        if not self.folder.checkpoint.exists():
+        if not self.folder.has(self.folder.checkpoint):
             return LoopState(), []
-        extra = load_checkpoint(self.folder.checkpoint, engine=self.engine)
+        replay = self.repeats or not self.keeps_ledger
+        extra = load_checkpoint(self.folder.checkpoint, engine=self.engine, replay=replay)
         if extra.get("used", "") != self.data.used:
             raise ConfigurationError(
                 f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
@@ -234,7 +252,18 @@ class Training:
         if self.average is not None:
             self.average.load_state_dict(extra["average"])
         self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
-        return LoopState(**extra["progress"]), extra["rows"]
+        return self._own_share(LoopState(**extra["progress"]), extra.get("shares")), extra["rows"]
+
+    def _own_share(self, start: LoopState, shares: list[list[Any]] | None) -> LoopState:
+        """With what this rank has summed up of the epoch in progress; where there were other ranks, rank 0 has all."""
+        found = shares or [[start.loss, start.samples]]
+        if len(found) == self.group.size:
+            loss, samples = found[self.group.rank]
+        elif self.group.first:
+            loss, samples = (sum(values) for values in zip(*found, strict=True))
+        else:
+            loss, samples = 0.0, 0
+        return replace(start, loss=loss, samples=samples)
 
     def _row(self, epoch: Epoch) -> dict[str, Any]:
         signals = epoch.signals
@@ -286,6 +315,10 @@ class Training:
 def _noise_generator(seed: int, device: torch.device) -> torch.Generator:
     """A stream of its own: torch's global one, seeded by the seed itself, draws new weights and dropout."""
     return fresh_generator(device, f"noise:{seed}".encode())
+
+
+def _seed_of_rank(seed: int, rank: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"rank {rank}:{seed}".encode()).digest()[:8], "big") >> 1
 
 
 def _finite(value: float) -> float | None:
