@@ -68,14 +68,37 @@ class Llama(nn.Module):
         return self.inner(input_ids=tokens, use_cache=False).logits
 
 
+class Fused(nn.Module):
+    """A layer that gives queries, keys and values at once, in parts that lie on different ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.head = nn.Embedding(20, 16), nn.Linear(16, 48), nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.embed(tokens)).chunk(3, -1)
+        return self.head((q * k + v).mean(1))
+
+
+class Wide(nn.Module):
+    """Weights that are much larger than their factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.down = nn.Embedding(20, 64), nn.Linear(64, 256), nn.Linear(256, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.embed(tokens).mean(1))))
+
+
 def _layers(model: nn.Module) -> list[nn.Module]:
     """What is sharded by itself, beside the model."""
     if isinstance(model, Llama):
         return list(model.inner.model.layers)
     if isinstance(model, Checkpointed):
         return list(model.blocks)
-    if isinstance(model, Net):
-        return [model.embed, model.norm]
+    if isinstance(model, Net | Wide | Fused):
+        return [model.embed]
     return [model.stage1, model.stage2, model.stage3]
 
 
@@ -83,6 +106,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "net": Net,
     "checkpointed": Checkpointed,
     "llama": Llama,
+    "wide": Wide,
+    "fused": Fused,
     "wrn": lambda: wide_resnet(10, 1, classes=3, in_channels=1),
 }
 
@@ -152,13 +177,13 @@ def begin(case: Case, *, sharded: bool, ledger: Any = None) -> Run:
         ),
         noise_multiplier=0.0 if case.method == "non-private" else case.noise_multiplier,
         max_grad_norm=1.0,
-        method=METHODS[case.method],
+        method=case.extra.get("method", METHODS[case.method]),
         clipping=case.clipping,  # type: ignore[arg-type]
         max_physical_batch_size=case.physical,
         noise_generator=torch.Generator().manual_seed(3),
         views=case.views,
         unit_of=case.unit_of,
-        **case.extra,
+        **{name: value for name, value in case.extra.items() if name != "method"},
     )
     return Run(case, engine, *made)
 
@@ -216,16 +241,17 @@ def distance(one: Ended, other: Ended) -> float:
 
 
 @contextmanager
-def counted() -> Iterator[dict[str, int]]:
-    """Bytes of each kind of collective, by name of the function in torch.distributed."""
-    found: dict[str, int] = {}
-    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+def counted() -> Iterator[dict[str, list[int]]]:
+    """How many numbers each call of a collective moves, by the name of the function in torch.distributed."""
+    found: dict[str, list[int]] = {}
+    names = ["all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"]
+    names = [name for name in [*names, "all_reduce"] if hasattr(dist, name)]
     own = {name: getattr(dist, name) for name in names}
 
     def counting(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensor = kwargs.get("output_tensor", args[0] if args else kwargs.get("tensor"))
-            found[name] = found.get(name, 0) + (tensor.nbytes if isinstance(tensor, Tensor) else 0)
+            tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            found.setdefault(name, []).append(tensor.numel())
             return own[name](*args, **kwargs)
 
         return call

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lsg.distributed.group import Group
 from lsg.distributed.sharding import is_sharded
-from lsg.errors import ConfigurationError, PrivacyError, first_line
+from lsg.errors import ConfigurationError
 
 if dist.is_available():
     from torch.distributed.fsdp import FSDPModule
@@ -115,18 +115,7 @@ class ShardedModel:
         if not self.group.any(wanted):
             return
         with self._all_gathered():
-            failure: Exception | None = None
-            try:
-                if wanted:
-                    check()
-            except Exception as error:
-                failure = error
-            told = self.group.everyones(None if failure is None else f"{type(failure).__name__}: {first_line(failure)}")
-        if failure is not None:
-            raise failure
-        for rank, reason in enumerate(told):
-            if reason is not None:
-                raise PrivacyError(f"rank {rank} refused its batch: {reason}")
+            self.group.together(check if wanted else _nothing)
 
     @contextmanager
     def _all_gathered(self) -> Iterator[None]:
@@ -173,6 +162,10 @@ def _casts_alone(modules: list[Any]) -> Iterator[None]:
     finally:
         for hooks, key, hook in changed:
             hooks[key] = hook
+
+
+def _nothing() -> None:
+    """Other ranks have something to check."""
 
 
 class _Cast:
