@@ -48,7 +48,9 @@ def save_checkpoint(
     """
     path, run = Path(path), engine.run
     if run.optimizer.sharded is not None:
-        return _save_folder(path, run, dict(extra or {}))
+        run.optimizer.sharded.reshard()
+        _save_folder(path, run, dict(extra or {}))
+        return
     state = {
         "model": run.module.state_dict(),
         "optimizer_class": type(run.optimizer.original_optimizer).__qualname__,
@@ -60,7 +62,6 @@ def save_checkpoint(
 
 
 def _save_folder(path: Path, run: RunState, extra: dict[str, Any]) -> None:
-    run.optimizer.sharded.reshard()
     parts = take_apart(run.module, run.optimizer.original_optimizer)
     state = {"parts": parts.rest, "engine": run.state_of_all_ranks(), "extra": extra}
     save_folder(

@@ -61,6 +61,7 @@ class Llama(nn.Module):
             num_attention_heads=2,
             num_key_value_heads=1,
             max_position_embeddings=16,
+            tie_word_embeddings=True,
         )
         self.inner = LlamaForCausalLM(config)
 

@@ -17,16 +17,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lsg
 from lsg import DPSGD, LSG, ConfigurationError, PerfConfig, PrivacyEngine, PrivacyError
+from lsg.errors import ReplicaError
 from tests.distributed import sharded_runs
 from tests.distributed.sharded_runs import Case, Ended, begin, counted, distance, ended, train, train_all, train_epoch
 from tests.support.ranks import on_ranks
 
 CASES = [
     Case(),
-    Case(method="rgp", physical=None),
-    Case(method="dpsgd", clipping="per_layer"),
-    Case(method="sparse", records=20),
-    Case(clipping="automatic", reshard=True),
+    Case(method="rgp", physical=None, records=20),
+    Case(method="dpsgd", clipping="per_layer", records=20),
+    Case(method="sparse", records=20, epochs=1),
+    Case(clipping="automatic", reshard=True, records=20),
     Case(method="non-private", records=20, momentum=True),
     Case(batch_size=1, epochs=2, records=12),  # empty draws, and ranks without a share
     Case(views=2, physical=4, records=20, epochs=1),
@@ -34,8 +35,8 @@ CASES = [
     Case(model="checkpointed", reshard=False, epochs=2),
     Case(model="wide", offload=True, momentum=True),
     Case(extra={"method": LSG(rank=2, sparsity=0.5, fused_qkv="split")}, model="fused", epochs=1),
-    Case(model="llama", records=16, batch_size=5),
-    Case(model="wrn", records=16, batch_size=5, momentum=True),
+    Case(model="llama", records=12, batch_size=4),
+    Case(model="wrn", records=12, batch_size=4, momentum=True),
 ]
 CONTINUED = Case(records=24, batch_size=5)
 
@@ -126,6 +127,7 @@ def _refusals() -> dict[str, str]:
         for x, y in loader:
             F.cross_entropy(mixing(x), y).backward()
     words["mixes on rank 1"] = str(refused.value)
+    words["another subspace"] = _other_subspace()
     mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicas", "shards"))
     for name, model, options in (
         ("replicas of shards", fully_shard(Mixes(), mesh=mesh), {}),
@@ -137,6 +139,18 @@ def _refusals() -> dict[str, str]:
             _private(model, **options)
         words[name] = str(told.value)
     return words
+
+
+def _other_subspace() -> str:
+    """What a rank says, of which one rank's factors are others than those of the rest."""
+    run = begin(Case(model="wide", physical=None), sharded=True)
+    with pytest.raises(ReplicaError) as told:
+        for inputs, labels in run.loader:
+            sharded_runs.loss(run, inputs, labels).backward()
+            if dist.get_rank() == 1:
+                run.engine.subspaces["up.weight"].left.mul_(1.5)
+            run.optimizer.step()
+    return str(told.value)
 
 
 def _partly(model: Mixes) -> nn.Module:
@@ -196,6 +210,7 @@ def test_a_saved_run_goes_on_to_the_bit(seen: list[Seen]) -> None:
 def test_what_one_rank_refuses_ends_all_and_unknown_sharding_is_named(seen: list[Seen]) -> None:
     for rank in seen:
         assert "samples of a batch influence each other" in rank.words["mixes on rank 1"]
+        assert "subspace of 'up.weight'" in rank.words["another subspace"]
         assert "'inner.weight' has placements" in rank.words["replicas of shards"] and "HSDP" in str(rank.words)
         assert "was not given to fully_shard" in rank.words["part"]
         assert "neither recorded nor compiled" in rank.words["compiled"]

@@ -8,6 +8,7 @@ must see the same file system.
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def save_folder(
         _take_place(aside, path)
 
     group.on_first(begin)
-    checkpoint.save(dict(tensors), checkpoint_id=aside / _TENSORS, no_dist=not dist.is_initialized())
+    # A sharded model has a process group, be it of one process.
+    checkpoint.save(dict(tensors), checkpoint_id=aside / _TENSORS)
     names = sorted(file.name for file in (aside / _TENSORS).iterdir())
     found = group.everyones(group.together(lambda: _digests(aside, names, group)))
     digests = {name: digest for part in found for name, digest in part.items()}
@@ -76,7 +78,9 @@ def load_folder(path: Path, targets: Mapping[str, Tensor]) -> None:
     """Fill these tensors, by name, from the folder. All ranks call this; sharded ones get their own rows."""
     from torch.distributed import checkpoint
 
-    checkpoint.load(dict(targets), checkpoint_id=path / _TENSORS, no_dist=not dist.is_initialized())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it says so even if asked to
+        checkpoint.load(dict(targets), checkpoint_id=path / _TENSORS, no_dist=not dist.is_initialized())
 
 
 def _digests(path: Path, names: list[str], group: Group) -> Digests:

@@ -52,6 +52,15 @@ def sharded_like(tensor: _T, rows: Tensor) -> Tensor:
     )
 
 
+def gradient_of(parameter: Tensor, rows: Tensor) -> Tensor:
+    """A gradient of this rank's rows as the parameter's `.grad`: where that is, and in its own precision and memory
+    layout (channels last, say), which fused optimizers insist on."""
+    mine = own(parameter)
+    if (rows.dtype, rows.stride(), rows.device) != (mine.dtype, mine.stride(), mine.device):
+        rows = torch.empty_like(mine).copy_(rows)
+    return sharded_like(parameter, rows)
+
+
 def compute_device(tensor: Tensor) -> torch.device:
     """Where a parameter is computed with: FSDP2's CPUOffloadPolicy keeps it elsewhere."""
     if isinstance(tensor, DTensor) and tensor.device_mesh.device_type != tensor.device.type:

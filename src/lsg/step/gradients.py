@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
-from lsg.distributed.sharding import bytes_each, is_sharded, own, sharded_like
+from lsg.distributed.sharding import bytes_each, gradient_of, is_sharded, own
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
@@ -227,19 +227,15 @@ class PrivateGradients:
         fused: dict[nn.Parameter, Tensor] = {}
         for slot, gradient in self.recorder.lift(mean):
             parameter = slot.parameter
-            mine = own(parameter)
             if slot.narrow is not None:
-                whole = fused[parameter] if parameter in fused else torch.zeros_like(mine)
+                whole = fused[parameter] if parameter in fused else torch.zeros_like(own(parameter))
                 slot.part_of(whole).copy_(gradient)
                 fused[parameter] = whole
                 parts_left[parameter] -= 1
                 if parts_left[parameter]:
                     continue
                 gradient = fused.pop(parameter)
-            # In the parameter's own memory layout (channels last, say), which fused optimizers insist on.
-            elif not _is_laid_out_like(gradient, mine):
-                gradient = torch.empty_like(mine).copy_(gradient)
-            yield parameter, sharded_like(parameter, gradient)
+            yield parameter, gradient_of(parameter, gradient)
             del gradient  # nothing of it is kept while the next one is made
 
     def _end_logical_step(self) -> None:
@@ -251,10 +247,6 @@ class PrivateGradients:
         total = sum(slot.dimensions for slot in slots)
         like = slots[0]
         return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.device), self.clipper.bound)
-
-
-def _is_laid_out_like(gradient: Tensor, weight: Tensor) -> bool:
-    return (gradient.dtype, gradient.stride(), gradient.device) == (weight.dtype, weight.stride(), weight.device)
 
 
 def _drop(parameters: Iterable[nn.Parameter]) -> None:
