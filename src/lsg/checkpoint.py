@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lsg.distributed.sharded_checkpoint import check_folder, complete_folder, load_folder, save_folder
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError, LsgError
 from lsg.files.atomic import create_secret, sync_folder
+from lsg.step.parts_of_state import Fill, check_parts, fill_from, parts_of, put_back, take_apart
+from lsg.step.run_state import RunState
 
 VERSION = 2
+_REST = "run.safetensors"  # in the folder of a sharded run: all but its large tensors
 _KEY = "lsg-checkpoint"  # of the metadata; its value is the digest, a blank, and JSON
 _START = (
     b'{"__metadata__":{"' + _KEY.encode() + b'":"'
@@ -38,8 +43,14 @@ def save_checkpoint(
     Of several processes each has to call this, after the same logical step (`optimizer.stepped`; inside of a logical
     batch it is refused). Rank 0 writes the file, with its `extra` and the dropout streams of all; what it cannot write
     is raised on all.
+
+    Of a model that is sharded (`fully_shard`) path becomes a folder, which all ranks write, each its own rows.
     """
     path, run = Path(path), engine.run
+    if run.optimizer.sharded is not None:
+        run.optimizer.sharded.reshard()
+        _save_folder(path, run, dict(extra or {}))
+        return
     state = {
         "model": run.module.state_dict(),
         "optimizer_class": type(run.optimizer.original_optimizer).__qualname__,
@@ -48,6 +59,14 @@ def save_checkpoint(
         "extra": dict(extra or {}),
     }
     run.group.on_first(lambda: _write(path, state))
+
+
+def _save_folder(path: Path, run: RunState, extra: dict[str, Any]) -> None:
+    parts = take_apart(run.module, run.optimizer.original_optimizer)
+    state = {"parts": parts.rest, "engine": run.state_of_all_ranks(), "extra": extra}
+    save_folder(
+        path, parts.tensors, lambda folder, digests: _write(folder / _REST, {**state, "digests": digests}), run.group
+    )
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
@@ -80,8 +99,12 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
     Of several processes each has to call this, and reads the file. They need not be as many as those that saved it:
     with another number sums are rounded otherwise, dropout streams are new, and steps that the ledger has beyond the
     file are charged, not repeated.
+
+    A folder of a sharded run is read by sharded models and by others, a file too, on any number of processes.
     """
-    path, run = Path(path), engine.run
+    path, run = complete_folder(Path(path), engine.run.group), engine.run
+    if run.optimizer.sharded is not None or path.is_dir():
+        return _load_parts(path, engine, replay=replay)
 
     def check_parts() -> None:
         _check_model(state["model"], run.module.state_dict())
@@ -96,6 +119,32 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
         raise type(error)(f"checkpoint '{path}': {error}") from None
     run.module.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
+    engine.load_state_dict(state["engine"], replay=replay)
+    extra: dict[str, Any] = state["extra"]
+    return extra
+
+
+def _load_parts(path: Path, engine: PrivacyEngine, *, replay: bool) -> dict[str, Any]:
+    """Of a folder, or of a file for a sharded model."""
+    run = engine.run
+    module, optimizer, in_folder = run.module, run.optimizer.original_optimizer, path.is_dir()
+    if run.optimizer.sharded is not None:
+        run.optimizer.sharded.reshard()
+    state, digest = run.group.together(lambda: _read(path / _REST if in_folder else path))
+    try:
+        run.group.check_alike({"the checksum": digest}, "Every rank must read the same checkpoint")
+        if in_folder:
+            check_folder(path, state["digests"], run.group)
+            rest = state["parts"]
+            fill: Fill = partial(load_folder, path)
+        else:
+            parts = run.group.together(lambda: parts_of(state, module, optimizer))
+            rest, fill = parts.rest, fill_from(parts.tensors)
+        run.group.together(lambda: check_parts(rest, module, optimizer))
+        run.check(state["engine"])
+    except LsgError as error:
+        raise type(error)(f"checkpoint '{path}': {error}") from None
+    put_back(rest, fill, module, optimizer)
     engine.load_state_dict(state["engine"], replay=replay)
     extra: dict[str, Any] = state["extra"]
     return extra

@@ -91,6 +91,7 @@ def explain(model: nn.Module, method: Method) -> Explanation:
         for t in treatments
         if t.kind != "frozen"
     }
+    # Of sharded weights each rank looks at its own rows: numbers are counted here, not compared.
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     Refresh(make_stacks(slots.values()), list(slots.values()), method, torch.Generator(device).manual_seed(0))(10**9)
     rows = []

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from lsg.accounting.phases import Phase
+from lsg.distributed.group import Group
+from lsg.distributed.sharding import compute_device, is_sharded, own
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import OWNER_ONLY, sync_folder
 
@@ -191,11 +193,19 @@ def _entry(line: bytes, number: int, before: str) -> Entry | None:
 
 
 @torch.no_grad()
-def fingerprint(parameters: Iterable[Tensor]) -> str:
-    """Of the weights, bit by bit: sums of their bits as integers, one kernel each, which no order of adding changes."""
+def fingerprint(parameters: Iterable[Tensor], group: Group | None = None) -> str:
+    """Of the weights, bit by bit: sums of their bits as integers, one kernel each, which no order of adding changes, so
+    that they are the same however weights are sharded.
+
+    group: the ranks that sharded weights are on; then all of them have to call this."""
+    parameters = list(parameters)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = [p.view(integers[p.element_size()]).sum(dtype=torch.int64) for p in parameters]
-    together = torch.stack([total.to(sums[0].device) for total in sums])
+    sums = [own(p).view(integers[p.element_size()]).sum(dtype=torch.int64) for p in parameters]
+    device = compute_device(parameters[0])
+    together = torch.stack([total.to(device) for total in sums])
+    if group is not None and not group.alone:
+        sharded = torch.tensor([is_sharded(p) for p in parameters], device=device)
+        together = torch.where(sharded, group.sum(together), together)
     return hashlib.sha256(together.cpu().numpy().tobytes()).hexdigest()[:16]
 
 

@@ -14,6 +14,7 @@ from lsg.accounting.ledger import BEGINNING, FRESH, Ledger, Record, fingerprint,
 from lsg.accounting.phases import Phase
 from lsg.accounting.shared_ledger import SharedLedger
 from lsg.distributed.group import Group
+from lsg.distributed.sharding import is_sharded
 from lsg.errors import BudgetExceeded, ConfigurationError, PrivacyError
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.random_sources import NoiseSource
@@ -86,7 +87,7 @@ class StepAccounting:
         replayable: bool = True,
         group: Group | None = None,
     ) -> None:
-        group = group or Group()
+        group = self._group = group or Group()
         self.accountant, self._plan = accountant, plan
         self._ledger = None if ledger is None else SharedLedger(ledger, group)
         self.target: Target | None = None
@@ -112,7 +113,8 @@ class StepAccounting:
         if self.target is not None:
             self.target.check(noise_multiplier, rate)
         if self._ledger is not None:
-            self._record(noise_multiplier, rate, lambda: _fingerprints(release))
+            weights = _weights(release, self._group)
+            self._record(noise_multiplier, rate, lambda: {"weights": weights(), "sum": _seal(release)})
         self.accountant.step(noise_multiplier=noise_multiplier, sample_rate=rate)
         if not self._plan.poisson and epoch is not None:
             self._counted = (epoch, noise_multiplier)
@@ -195,10 +197,17 @@ class StepAccounting:
         return False
 
 
-def _fingerprints(release: Release) -> dict[str, str]:
-    """What the ledger holds of the weights and of the sum."""
-    noise_state = None if release.noise is None else release.noise.state()
-    return {"weights": fingerprint(release.weights), "sum": seal(release.total, noise_state)}
+def _weights(release: Release, group: Group) -> Callable[[], str]:
+    """What the ledger holds of the weights. All ranks together find it where weights are sharded, rank 0 otherwise."""
+    if not any(is_sharded(weight) for weight in release.weights):
+        return lambda: fingerprint(release.weights)
+    found = fingerprint(release.weights, group)
+    return lambda: found
+
+
+def _seal(release: Release) -> str:
+    """What the ledger holds of the sum."""
+    return seal(release.total, None if release.noise is None else release.noise.state())
 
 
 def _place(state: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Check:
     ) -> None:
         self._slots, self._batch, self._loss_reduction = slots, batch, loss_reduction
         self._patched_modules = [patched for _, patched in patched_modules]
-        devices = sorted({slot.parameter.device.index for slot in slots if slot.parameter.device.type == "cuda"})
+        devices = sorted({slot.device.index for slot in slots if slot.device.type == "cuda"})
         self._runs = TrialRuns(model, forward, self._patched_modules, batch, devices)
         self._looks = Looks(self._runs, patched_modules)
         self.expected: Expected | None = None
@@ -94,7 +94,7 @@ class Check:
     def _judge(self, as_is: Look, size: int, known: dict[PatchedModule, KnownCalls]) -> bool:
         looks = [as_is]
         try:
-            with moved_parameters([slot.parameter for slot in self._slots]):
+            with moved_parameters([slot.in_use for slot in self._slots]):
                 refresh_casts(self._slots)
                 moved = self._look_again(as_is.few)
                 self._runs.seed = LOW if moved is None else HIGH

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lsg.distributed.sharding import is_sharded
+
 _SINGLE = (Tensor, int, float, type(None))  # of what a module keeps, what a forward may change
 _CONTAINERS = (list, dict, set, deque)
 _LARGE = 2**20
@@ -35,7 +37,7 @@ def _kept(space: dict[str, Any]) -> dict[str, Any]:
 
 def _is_weight(value: Any) -> bool:
     """What is trained, or frozen and large, is no state: that a forward writes to it is not looked for."""
-    return isinstance(value, nn.Parameter) and (value.requires_grad or value.numel() > _LARGE)
+    return isinstance(value, nn.Parameter) and (value.requires_grad or value.numel() > _LARGE or is_sharded(value))
 
 
 def _is_container(name: str, value: Any) -> bool:

@@ -26,7 +26,7 @@ class Escapes(TorchFunctionMode):
         self._users: dict[int, set[int]] = {}  # parameter -> modules that have a rule for it
         for module, patched in patched_modules:
             for slot in patched.slots.values():
-                self._users.setdefault(id(slot.parameter), set()).add(id(module))
+                self._users.setdefault(id(slot.in_use), set()).add(id(module))
         self._running: list[nn.Module] = [model]
         self._hooks = ExitStack()
 

@@ -143,6 +143,10 @@ class Group:
         found = self._gathered(padded, place)
         return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(found, sizes, strict=True)]
 
+    def any(self, flag: bool, place: str) -> bool:
+        """Whether any rank says so. Nothing waits for a GPU."""
+        return any(said for (said,) in self.meet(place, [int(flag)]))
+
     def on_first(self, work: Callable[[], Any], place: str = "what rank 0 does alone") -> Any:
         """Have rank 0 alone do this; all ranks get its result, or raise what it raised."""
         if self._world is None:

@@ -208,7 +208,7 @@ def _layouts(module: nn.Conv2d) -> Mapping[str, Layout]:
     # The paper puts L on the output channels here (errata). Grouped kernels are small: they stay dense.
     if module.groups > 1:
         return {}
-    return {"weight": Layout(transposed=False, taps=module.weight[0, 0].numel())}
+    return {"weight": Layout(transposed=False, taps=module.weight.shape[2:].numel())}
 
 
 CONV = Rule(conv_forward, _layouts)

@@ -31,6 +31,7 @@ class Batch:
     def __init__(self) -> None:
         self.size: int | None = None  # samples that carriers are made for
         self.records: int | None = None  # without the rows that padding adds
+        self.filler = False  # whether it is one that keeps the ranks in step, of which nothing is kept
         self.in_forward = False  # whether the model's own forward is running
         self.last_cast = LastCast()
         # Whether norms may lay out their output channels last: None before the model was seen to bear it.

@@ -103,7 +103,8 @@ class Whole:
         return x.unsqueeze(0)
 
     def join(self, y: Tensor, x: Tensor, size: int) -> Tensor:
-        return y.squeeze(0)
+        whole: Tensor = torch.ops.aten._unsafe_view(y, y.shape[1:])  # no view, which nobody could write to
+        return whole
 
     def collect(self, y: Tensor) -> Tensor:
         return y.squeeze(0)

@@ -33,7 +33,7 @@ class _Redirect(TorchFunctionMode):
 
     def __init__(self, module: Any, patched: PatchedModule) -> None:
         self._patched, self._weight, self._bias = patched, module.weight, getattr(module, "bias", None)
-        self._trained = [slot.parameter for slot in patched.slots.values()]
+        self._trained = [slot.in_use for slot in patched.slots.values()]
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

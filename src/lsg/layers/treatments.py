@@ -17,7 +17,7 @@ from lsg.errors import ConfigurationError
 from lsg.layers.registry import is_fallback, rule_for
 from lsg.layers.rule import Rule
 from lsg.methods import Method
-from lsg.parameters.slot import Layout
+from lsg.parameters.slot import Layout, narrowed
 
 if TYPE_CHECKING:
     from lsg.methods import Selector
@@ -48,7 +48,7 @@ class Treatment:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.parameter.shape if self.narrow is None else self.parameter.narrow(*self.narrow).shape)
+        return tuple(narrowed(self.parameter.shape, self.narrow))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _project(
 ) -> Treatment:
     if method.rank is None:
         return Treatment(name, parameter, "dense", None, narrow, maskable=True, scale=scale, why="full rank")
-    shape = parameter.shape if narrow is None else parameter.narrow(*narrow).shape
+    shape = narrowed(parameter.shape, narrow)
     m, n = shape[0], shape[1:].numel()
     if forced or method.rank * (m + n) < m * n:
         why = "asked for by the method's `project`" if forced else f"r(m+n) = {method.rank * (m + n)} < mn = {m * n}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from lsg.check.outside_uses import used_outside
+from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError
 from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
@@ -42,7 +43,9 @@ class Attachment:
         recorder: Recorder,
         perf: PerfConfig,
         loss_reduction: Reduction = "mean",
+        sharded: ShardedModel | None = None,
     ) -> None:
+        self._sharded = sharded
         self.model, self.recorder = model, recorder
         self.batch: Batch = recorder.batch
         device = recorder.generator.device.type
@@ -56,13 +59,20 @@ class Attachment:
         self._choice: CompileChoice | None = None
         self._moves_seen = 0
         self._root = RootForward(model, self)
-        self._checked = CheckedForwards(model, self._rules, recorder, self._root, self.fast, loss_reduction)
+        self._checked = CheckedForwards(model, self._rules, recorder, self._root, self.fast, loss_reduction, sharded)
         self._own_zero_grad = swap_in(model, "zero_grad", _zero_grad)
         model.__dict__["_lsg_clear"] = CallWhileAlive(recorder.clear)
         self._handles = [
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in recorder.slots.values()),
+            *(p.register_post_accumulate_grad_hook(_refuse_escape(s)) for s, p in self._gathered()),
             *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),
         ]
+
+    def _gathered(self) -> list[tuple[Slot, nn.Parameter]]:
+        """What FSDP2 puts into modules in place of sharded parameters, and where gradients would arrive."""
+        slots = [] if self._sharded is None else self.recorder.slots.values()
+        found = [(slot, self._sharded.gathered(slot.parameter)) for slot in slots if self._sharded is not None]
+        return [(slot, parameter) for slot, parameter in found if parameter is not None]
 
     def detach(self) -> None:
         """Leave the model as it was found."""
@@ -107,6 +117,12 @@ class Attachment:
 
     def check(self, inputs: tuple[Any, Any]) -> None:
         """Look at the model with these inputs, of which something is new."""
+        if self._sharded is not None:
+            raise PrivacyError(
+                "a layer is called in a way that the check before this forward has not seen, and the weights are "
+                "sharded, so that this rank cannot look at the model alone while others compute: let the model call "
+                "its layers alike for all batches, or train it without fully_shard"
+            )
         self._checked.check(inputs)
 
     def expect_steps(self, steps: int) -> None:

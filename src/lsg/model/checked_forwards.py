@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 from lsg.check.independence import Check
 from lsg.check.kept_state import tensors_in
 from lsg.check.look import Expected, NeedsRule
+from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError, is_out_of_memory
 from lsg.layers.patched_module import KnownCalls, PatchedModule
 from lsg.layers.samples import signature
@@ -31,7 +32,10 @@ class CheckedForwards:
         root: RootForward,
         fast: FastForward | None,
         loss_reduction: Reduction,
+        sharded: ShardedModel | None = None,
     ) -> None:
+        """sharded: the model's weights, where they are shared out over ranks: then ranks begin forwards together."""
+        self._sharded = sharded
         self._model, self._rules, self._recorder, self._root, self._fast = model, rules, recorder, root, fast
         self._batch, self._loss_reduction = recorder.batch, loss_reduction
         self._known: dict[Any, dict[PatchedModule, KnownCalls]] = {}  # calls that were seen, for each kind
@@ -42,7 +46,12 @@ class CheckedForwards:
     def known_calls(self, inputs: tuple[Any, Any]) -> dict[PatchedModule, KnownCalls]:
         """What is known of a forward with these inputs; checks it if there was none of its kind."""
         kind = self._kind(inputs)
-        if kind not in self._finished and self._batch.size is not None and not self._is_single(kind):
+        wanted = kind not in self._finished and self._batch.size is not None and not self._is_single(kind)
+        if self._sharded is not None:
+            # Samples of a batch of one are not to be told apart, and of a filler nothing is kept.
+            wanted = wanted and not (self._batch.filler and self._batch.size == 1)
+            self._sharded.check_together(wanted, lambda: self.check(inputs))
+        elif wanted:
             self.check(inputs)
         return self._known.get(kind, {})
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lsg.distributed.sharded_model import ShardedModel
 from lsg.losses import Reduction
 from lsg.model.attachment import Attachment
 from lsg.model.batch_norm import watch_batch_norms
@@ -21,10 +22,15 @@ class Guards:
     """From `make_private` to `detach`: refuses what would break the guarantee when it happens."""
 
     def __init__(
-        self, attachment: Attachment, clock: Clock, trained: list[nn.Parameter], loss_reduction: Reduction
+        self,
+        attachment: Attachment,
+        clock: Clock,
+        trained: list[nn.Parameter],
+        loss_reduction: Reduction,
+        sharded: ShardedModel | None = None,
     ) -> None:
         model = attachment.model
-        self.parameters = ParametersInPlace(model, trained)
+        self.parameters = ParametersInPlace(model, trained, sharded)
         self._losses = ModelLosses(model, loss_reduction)
         self._loss_watch, self._forwards = LossWatch(loss_reduction), SeveralForwards()
         self._attachment, self._clock = weakref.ref(attachment), weakref.ref(clock)

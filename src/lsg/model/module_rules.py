@@ -55,7 +55,7 @@ class ModuleRules:
         module = self._around(place) if isinstance(place, PatchedModule) else place
         if module is None or (module is self._model and root is None):
             return False
-        slots = [] if parameter is None else [slot for slot in self._slots.values() if slot.parameter is parameter]
+        slots = [] if parameter is None else [slot for slot in self._slots.values() if slot.in_use is parameter]
         patched = patch_of(module)
         if patched is not None and (patched.rule is not fallback_forward or not slots):
             return False

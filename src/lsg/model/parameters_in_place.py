@@ -8,13 +8,16 @@ from typing import Any
 
 from torch import nn
 
+from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError
 
 
 class ParametersInPlace:
     """Knows where each trained parameter of a model is, and compares."""
 
-    def __init__(self, model: nn.Module, trained: list[nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, trained: list[nn.Parameter], sharded: ShardedModel | None = None) -> None:
+        """sharded: knows what takes a sharded parameter's place while it is gathered."""
+        self._sharded = sharded
         self._model, self._trained = model, {id(p): p for p in trained}
         self._known = {id(p): p for p in model.parameters()}  # kept, so that no other object can get their ids
         self._names = {id(p): name for name, p in model.named_parameters()}
@@ -31,8 +34,10 @@ class ParametersInPlace:
 
     def check(self) -> None:
         """Raise PrivacyError, naming the parameter that was replaced."""
-        if all(place.get(name) is value for place, name, value in self._places):
+        if all(self._is_in_place(place.get(name), value) for place, name, value in self._places):
             return
+        if self._sharded is not None:
+            self._sharded.reshard()
         present = dict(self._model.named_parameters())
         others = [name for name, p in present.items() if p.requires_grad and id(p) not in self._known]
         ids = {id(p) for p in present.values()}
@@ -44,3 +49,8 @@ class ParametersInPlace:
                 "detach first and call make_private again"
             )
         self._places = self._find_places()  # a module was wrapped, by a compiler, say
+
+    def _is_in_place(self, found: Any, value: Any) -> bool:
+        if found is value:
+            return True
+        return self._sharded is not None and found is not None and found is self._sharded.gathered(value)

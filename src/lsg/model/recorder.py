@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lsg.distributed.group import Group
+from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.layers.patched_module import Batch
 from lsg.layers.treatments import Treatment
@@ -31,16 +33,27 @@ class Recorder:
         perf: PerfConfig,
         largest_batch: int | None = None,
         untrained: Mapping[str, nn.Parameter] | None = None,
+        sharded: ShardedModel | None = None,
     ) -> None:
-        """untrained: parameters that the optimizer has and that are frozen; they have to stay so."""
+        """untrained: parameters that the optimizer has and that are frozen; they have to stay so. sharded: the model's
+        weights, where they are shared out over ranks."""
         device = generator.device.type
         self._pads, self._largest_batch = perf.fast(device) and perf.pad, largest_batch
         self.slots: dict[str, Slot] = {
-            t.name: Slot(t.name, t.parameter, t.layout, narrow=t.narrow, maskable=t.maskable, scale=t.scale)
+            t.name: Slot(
+                t.name,
+                t.parameter,
+                t.layout,
+                narrow=t.narrow,
+                maskable=t.maskable,
+                scale=t.scale,
+                in_use=None if sharded is None else sharded.in_use(t.parameter),
+            )
             for t in treatments
             if t.kind != "frozen"
         }
-        self.stacks = make_stacks(self.slots.values())
+        group = Group() if sharded is None else sharded.group
+        self.stacks = make_stacks(self.slots.values(), group)
         self._dense = [slot for slot in self.slots.values() if slot.layout is None]
         # The slots as they follow each other in a sum: stack by stack, then the dense ones.
         self.in_order = [slot for stack in self.stacks for slot in stack.slots] + self._dense
@@ -51,7 +64,7 @@ class Recorder:
         self.left_over = False  # whether an earlier micro-batch left gradients that nobody collected or dropped
         self.generator = generator
         slots = list(self.slots.values())
-        self.subspaces = Subspaces(self.stacks, slots, method, generator, cuda_graph=perf.graphs(device))
+        self.subspaces = Subspaces(self.stacks, slots, method, generator, cuda_graph=perf.graphs(device), group=group)
 
     # -- before a forward --------------------------------------------------------------------------------------------
     def prepare(self, size: int) -> None:
@@ -99,6 +112,14 @@ class Recorder:
             self.batch.size = None  # carriers are made anew at the next forward
         return self.slots
 
+    def shared_factors(self) -> dict[str, Tensor]:
+        """L and R of sharded weights, which all ranks have whole and alike, by what to call them."""
+        return {
+            f"subspace of '{slot.name}'": torch.cat([slot.subspace.left.flatten(), slot.subspace.right.flatten()])
+            for slot in self.slots.values()
+            if slot.sharded and slot.subspace is not None
+        }
+
     # -- after a backward --------------------------------------------------------------------------------------------
     @property
     def pending(self) -> bool:
@@ -142,13 +163,14 @@ class Recorder:
         self.subspaces.let_go()
 
     def lift(self, vector: Tensor) -> Iterable[tuple[Slot, Tensor]]:
-        """A noisy sum over all slots -> each slot with the gradient of its parameter (or its part)."""
+        """A noisy sum over all slots -> each slot with the gradient of its parameter (or its part): of a sharded one
+        this rank's rows."""
         sizes = [stack.dimensions for stack in self.stacks] + [slot.dimensions for slot in self._dense]
         shares = vector.split(sizes)
         for stack, share in zip(self.stacks, shares, strict=False):
             yield from stack.lift(share)
         for slot, share in zip(self._dense, shares[len(self.stacks) :], strict=True):
-            yield slot, slot.spread(share)
+            yield slot, slot.spread(share)[slot.own_rows] if slot.sharded else slot.spread(share)
 
     def end_logical_step(self) -> None:
         """Noisy gradients are in the parameters' `.grad`, which is no escape; the next forward gets new subspaces."""

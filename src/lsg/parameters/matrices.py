@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lsg.subspace.importance import column_importance, row_importance
+
 CHUNK_BYTES = 256 * 2**20  # size of a chunk of weights or lifted gradients in float32; one matrix at least
 
 
@@ -21,8 +23,9 @@ def per_chunk(shape: Sequence[int], dtype: torch.dtype) -> int:
 class Matrices:
     """k matrices of one shape, read as (k, rows, columns) in `dtype`. If one chunk holds all, they are copied once."""
 
-    def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self.dtype, self.device = dtype, weights[0].device
+    def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype, device: torch.device | None = None) -> None:
+        """device: where they are read, if that is not where the weights are."""
+        self.dtype, self.device = dtype, device or weights[0].device
         self.shape = torch.Size((len(weights), *weights[0].shape))
         self._size = per_chunk(weights[0].shape, dtype)
         self._weights = weights
@@ -32,6 +35,12 @@ class Matrices:
         """Calls compute(chunk (c, rows, columns), its place among the k) -> (c, ...) chunk by chunk; gives (k, ...)."""
         parts = [compute(chunk, part) for chunk, part in self._chunks()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def importance(self, taps: int) -> tuple[Tensor, Tensor]:
+        """Of rows (k, rows) and of columns, `taps` neighbouring ones together: both in one pass over the weights."""
+        scores = self.each(lambda chunk, _: torch.cat([row_importance(chunk), column_importance(chunk, taps)], dim=-1))
+        rows, columns = scores.tensor_split([self.shape[1]], dim=-1)
+        return rows, columns
 
     def __matmul__(self, right: Tensor) -> Tensor:
         """right: (k, columns, r)."""

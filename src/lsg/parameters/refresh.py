@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lsg.distributed.group import Group
 from lsg.methods import Method
 from lsg.parameters.garbage import without_garbage_collection
+from lsg.parameters.sharded_matrices import gathered
 from lsg.parameters.slot import Slot
 from lsg.parameters.stack import Stack
 from lsg.subspace.decompose import gaussian
@@ -29,7 +31,10 @@ class Refresh:
         generator: torch.Generator,
         *,
         cuda_graph: bool = False,
+        group: Group | None = None,
     ) -> None:
+        """group: the ranks that sharded weights are on."""
+        self._group = group or Group()
         self._stacks, self._slots, self._method, self._generator = stacks, slots, method, generator
         self._wants_graph = cuda_graph and bool(stacks)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -67,7 +72,7 @@ class Refresh:
                         stack.refresh(self._method, sparsity, self._generator)
             for slot in self._slots:
                 if slot.maskable:
-                    slot.elements_kept = _kept_elements(slot, self._method, sparsity, self._generator)
+                    slot.elements_kept = _kept_elements(slot, self._method, sparsity, self._generator, self._group)
 
     def _record(self, sparsity: float) -> None:
         """Record the kernels of this sparsity; what they write to is what the slots read from then on."""
@@ -103,8 +108,11 @@ def _side_by_side(streams: Sequence[torch.cuda.Stream]) -> Iterator[Iterator[Abs
             torch.cuda.current_stream().wait_stream(stream)
 
 
-def _kept_elements(slot: Slot, method: Method, sparsity: float, generator: torch.Generator) -> Tensor | None:
-    scores = slot.value.abs().flatten()
+def _kept_elements(
+    slot: Slot, method: Method, sparsity: float, generator: torch.Generator, group: Group
+) -> Tensor | None:
+    # A sharded weight is gathered for it, one at a time: each sample's gradient of it is as large.
+    scores = gathered(slot, group).abs().flatten()
     if method.importance == "random":
         scores = gaussian(tuple(scores.shape), scores.float(), generator)
     return top_indices(scores, sparsity)

@@ -19,7 +19,7 @@ Legend: B = samples of the micro-batch, r = rank.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -27,6 +27,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from lsg.distributed.sharding import compute_device, is_sharded, own, own_rows
+from lsg.errors import PrivacyError
 from lsg.kernels.optional_triton import untransformed
 from lsg.parameters import outer
 from lsg.parameters.factored_calls import Call, Calls, zeros
@@ -45,6 +47,14 @@ class Layout:
     taps: int = 1
 
 
+def narrowed(shape: torch.Size, narrow: tuple[int, int, int] | None) -> torch.Size:
+    """The shape of a part of a tensor, along one dimension."""
+    if narrow is None:
+        return torch.Size(shape)
+    dimension, _, length = narrow
+    return torch.Size([length if i == dimension else size for i, size in enumerate(shape)])
+
+
 class Slot:
     """One trained parameter (or one third of a fused one): projected where `layout` is set, dense where it is None."""
 
@@ -57,8 +67,13 @@ class Slot:
         narrow: tuple[int, int, int] | None = None,
         maskable: bool = False,
         scale: float = 1.0,
+        in_use: Callable[[], nn.Parameter] | None = None,
     ) -> None:
+        """in_use: of a parameter that is sharded over ranks, how to read what the module holds of it now."""
         self.name, self.parameter, self.layout = name, parameter, layout
+        self.sharded, self._in_use = is_sharded(parameter), in_use
+        self.device = compute_device(parameter)  # where carriers, factors and sums are
+        self.shape = narrowed(parameter.shape, narrow)  # of the whole weight, or its part, on all ranks together
         self.narrow, self.maskable, self.scale = narrow, maskable, scale
         self.subspace: Subspace | None = None  # set at each logical step when projected
         self.elements_kept: Tensor | None = None  # of a dense slot: indices into the flat weight (Sparse DPSGD)
@@ -73,13 +88,54 @@ class Slot:
         self._released: tuple[weakref.ref[Tensor], int] | None = None  # the last step's gradient, and its version
 
     @property
+    def in_use(self) -> nn.Parameter:
+        """The parameter that the module computes with: a sharded one's gathered counterpart, while there is one."""
+        return self.parameter if self._in_use is None else self._in_use()
+
+    @property
     def value(self) -> Tensor:
-        """The weight, cut off from autograd: its own gradient is never wanted."""
-        weight = self.parameter.detach()
+        """The weight that the module computes with, cut off from autograd: its own gradient is never wanted."""
+        parameter = self.in_use
+        if self.sharded and is_sharded(parameter):
+            raise PrivacyError(
+                f"parameter '{self.name}' is sharded, and was asked for while it was not gathered: call the model "
+                "itself (model(x), not model.forward(x)), and use a weight in no module that fully_shard does not "
+                "gather it for"
+            )
+        weight = parameter.detach()
         return weight if self.narrow is None else weight.narrow(*self.narrow)
 
+    @property
+    def own_rows(self) -> slice:
+        """Of the weight's rows (its first dimension) those that are this rank's: all, where it is not sharded."""
+        rows = own_rows(self.parameter)
+        if self.narrow is None or self.narrow[0] != 0:
+            return rows
+        _, start, length = self.narrow
+        first, end = (min(max(row - start, 0), length) for row in (rows.start, rows.stop))
+        return slice(first, end)
+
+    @property
+    def own(self) -> Tensor:
+        """The own rows of the weight, cut off from autograd."""
+        return self.part_of(own(self.parameter))
+
+    def part_of(self, rows: Tensor) -> Tensor:
+        """Of the parameter's own rows (or a tensor like them) what belongs to this slot: all, or its part of them."""
+        if self.narrow is None:
+            return rows
+        dimension, start, length = self.narrow
+        if dimension != 0:
+            return rows.narrow(dimension, start, length)
+        mine = self.own_rows
+        first = max(start - own_rows(self.parameter).start, 0) if mine.stop > mine.start else 0
+        return rows[first : first + mine.stop - mine.start]
+
     def value_as(self, dtype: torch.dtype) -> Tensor:
-        """The weight in the precision that a layer computes in, cast once per logical step."""
+        """The weight in the precision that a layer computes in, cast once per logical step; a sharded one, of which
+        nothing whole is kept, at each call."""
+        if self.sharded:
+            return self.value.to(dtype)
         if dtype == self.parameter.dtype:
             return self.value
         if dtype not in self.casts:
@@ -111,13 +167,13 @@ class Slot:
         """How many numbers a sample's gradient has here, which is also how many get noise."""
         if self.subspace is not None:
             return sum(shape[1] * shape[2] for shape in self.shapes(1))
-        return self.value.numel() if self.elements_kept is None else self.elements_kept.numel()
+        return self.shape.numel() if self.elements_kept is None else self.elements_kept.numel()
 
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
         """Shapes of the carriers of a micro-batch."""
         space = self.subspace
         if space is None:
-            return [(batch, *self.value.shape)]
+            return [(batch, *self.shape)]
         rows = space.row_factor.shape[0] if space.rows_kept is None else space.rows_kept.indices.numel()
         columns = space.column_factor.shape[1] if space.columns_kept is None else space.columns_kept.indices.numel()
         return [(batch, space.rank, rows), (batch, space.rank, columns)]
@@ -130,7 +186,7 @@ class Slot:
         known = [*self._replaced, *map(weakref.ref, self.carriers), weakref.ref(self.calls)]
         self._replaced = [reference for reference in known if reference() is not None]
         self.calls = Calls()
-        self.carriers = tuple(zeros(shape, self.dtype, self.parameter.device) for shape in shapes)
+        self.carriers = tuple(zeros(shape, self.dtype, self.device) for shape in shapes)
 
     def clear(self) -> None:
         """Drop gradients, and keep the carriers."""
@@ -147,7 +203,7 @@ class Slot:
     def call(self, x: Tensor, *, stored_inputs_first: bool) -> Call | None:
         """For a layer that multiplies x (B, ..., in) with this weight: where to leave x and the output's gradient. None
         where the product of both has to go to the carrier."""
-        shape = self.value.shape
+        shape = self.shape
         if self.layout is not None or len(shape) != 2 or not untransformed():
             return None
         outputs = shape[1] if stored_inputs_first else shape[0]
@@ -200,10 +256,10 @@ class Slot:
         return torch.zeros_like(dense.flatten(1)).index_copy(1, self.elements_kept, kept).view_as(dense)
 
     def spread(self, vector: Tensor) -> Tensor:
-        """A (noisy) sum of `dimensions` numbers of a dense slot -> the gradient for the parameter (or its part)."""
+        """A (noisy) sum of `dimensions` numbers of a dense slot -> the gradient for the whole parameter (part)."""
         if self.elements_kept is not None:
-            vector = vector.new_zeros(self.value.numel()).index_copy(0, self.elements_kept, vector)
-        return vector.view(self.value.shape)
+            vector = vector.new_zeros(self.shape.numel()).index_copy(0, self.elements_kept, vector)
+        return vector.view(self.shape)
 
     def mark_released(self) -> None:
         """The parameter's `.grad` is a step's noisy gradient."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lsg.distributed.group import Group
 from lsg.methods import Method
 from lsg.parameters.refresh import Refresh
 from lsg.parameters.slot import Slot, refresh_casts
@@ -22,9 +23,10 @@ class Subspaces:
         generator: torch.Generator,
         *,
         cuda_graph: bool,
+        group: Group | None = None,
     ) -> None:
         self._slots, self._generator = slots, generator
-        self._refresh = Refresh(stacks, slots, method, generator, cuda_graph=cuda_graph)
+        self._refresh = Refresh(stacks, slots, method, generator, cuda_graph=cuda_graph, group=group)
         self._step = 0  # the logical step that they are for
         self._held = False  # while a logical batch is under way
         self._made_from: tuple[int, ...] | None = None  # `_weights` at the last refresh

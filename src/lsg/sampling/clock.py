@@ -28,6 +28,9 @@ class Gradients(Protocol):
     def renew(self) -> None:
         """A new micro-batch: what an earlier one still computes must not reach it."""
 
+    def begin_filler(self) -> None:
+        """The new micro-batch is there to keep the ranks in step: nothing of it is to be kept."""
+
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
 
@@ -140,12 +143,15 @@ class Clock:
         unit_rows: tuple[int, ...] | None = None,
         drawn: int | None = None,
         share: int | None = None,
+        filler: bool = False,
     ) -> None:
         """A micro-batch of `size` rows goes out; `last` says that it ends its logical batch. unit_rows: how many of
         the rows are each unit's; None where each row is a unit. drawn: units in the whole logical batch. share: this
-        rank's of them."""
+        rank's of them. filler: nothing of its rows is to be kept."""
         self.check_stepped(loop)
         self._gradients.renew()
+        if filler:
+            self._gradients.begin_filler()
         self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows, drawn=drawn, share=share)
 
     def check_stepped(self, loop: int) -> None:

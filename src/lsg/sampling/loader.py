@@ -17,7 +17,7 @@ from torch.utils.data import (
 from lsg.errors import ConfigurationError
 from lsg.sampling.clock import Clock
 from lsg.sampling.plan import SamplingPlan
-from lsg.sampling.poisson_batches import LogicalBatches
+from lsg.sampling.poisson_batches import Filler, LogicalBatches
 
 
 class TakesSteps(Protocol):
@@ -88,6 +88,7 @@ class PrivateDataLoader(DataLoader[Any]):
                             unit_rows=self.logical.units.unit_rows(records),
                             drawn=drawn,
                             share=share,
+                            filler=isinstance(records, Filler),
                         )
                         yield batch
                 clock.check_stepped(loop)

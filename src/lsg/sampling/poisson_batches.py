@@ -6,7 +6,7 @@ it, as micro-batches that fit into memory.
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,6 +24,12 @@ Micro = list[int]  # numbers of records
 Logical = list[Micro]  # empty if no record was drawn
 
 
+class Filler(Micro):
+    """A micro-batch of the first record, for a rank whose share is done while others still compute: where weights are
+    sharded, all ranks must run as many forwards. Nothing of it is kept, so that it matters to nobody that the record is
+    the same one each time and was not drawn."""
+
+
 class LogicalBatches(Sampler[Micro]):
     """A batch sampler for DataLoader: yields the micro-batches of an epoch; `epoch` holds them by logical step."""
 
@@ -36,9 +42,11 @@ class LogicalBatches(Sampler[Micro]):
         max_tokens: int | None = None,
         units: Units | None = None,
         group: Group | None = None,
+        *,
+        in_step: bool = False,
     ) -> None:
         """plan: of units. lengths: of the data set's records. units: which records are one; each by default. group: the
-        ranks that share a logical batch."""
+        ranks that share a logical batch. in_step: give all of them as many micro-batches, with fillers."""
         whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
         if max_physical_batch_size is not None and not whole:
             raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
@@ -53,7 +61,7 @@ class LogicalBatches(Sampler[Micro]):
         self.epoch: list[Logical] = []
         self.drawn: list[int] = []  # units in each logical batch of `epoch`, on all ranks together
         self.shares: list[int] = []  # this rank's of them
-        self.group = group or Group()
+        self.group, self._in_step = group or Group(), in_step
         self._open = False
         # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
         self._before_draw: torch.Tensor | None = None
@@ -74,7 +82,7 @@ class LogicalBatches(Sampler[Micro]):
         return self.epoch
 
     def _units_in(self, records: Micro) -> int:
-        return len(self.units.unit_rows(records) or records)
+        return 0 if isinstance(records, Filler) else len(self.units.unit_rows(records) or records)
 
     def epoch_seed(self) -> int:
         """A seed of the epoch drawn last for other purposes; the same when the epoch is drawn again."""
@@ -127,16 +135,32 @@ class LogicalBatches(Sampler[Micro]):
     def _split(self, members: torch.Tensor) -> Logical:
         """This rank's micro-batches of at most `max_size`, of like length where lengths are known (the sum has no
         order)."""
-        if self.units.several_rows:
-            drawn = [self.units.records_of(unit, self.source) for unit in members.tolist()]
-            return pack_units(
-                self._own_units(drawn),
-                self.units.views,
-                max_rows=self.max_size,
-                lengths=self.lengths,
-                max_tokens=self.max_tokens,
-            )
-        members = self._own_records(members)
+        cut = self._units_of_ranks(members) if self.units.several_rows else self._records_of_ranks(members)
+        mine = cut(self.group.rank)
+        if not self._in_step:
+            return mine
+        most = max(len(cut(rank)) for rank in range(self.group.size))
+        return mine + [Filler([0])] * (most - len(mine))
+
+    def _records_of_ranks(self, members: torch.Tensor) -> Callable[[int], Logical]:
+        """rank -> micro-batches of those of the records drawn that it computes."""
+        if self.group.alone:
+            return lambda rank: self._cut(members)
+        costs = [1] * len(members) if self.lengths is None else self.lengths[members].tolist()
+        places = shares(costs, self.group.size)
+        return lambda rank: self._cut(members[torch.tensor(places[rank], dtype=torch.int64)])
+
+    def _units_of_ranks(self, members: torch.Tensor) -> Callable[[int], Logical]:
+        """The same of units, each with its records."""
+        drawn = [self.units.records_of(unit, self.source) for unit in members.tolist()]
+        if self.group.alone:
+            return lambda rank: self._pack(drawn)
+        lengths = self.lengths
+        costs = [len(records) if lengths is None else int(lengths[records].sum()) for records in drawn]
+        places = shares(costs, self.group.size)
+        return lambda rank: self._pack([drawn[place] for place in places[rank]])
+
+    def _cut(self, members: torch.Tensor) -> Logical:
         if len(members) == 0:
             return []
         most = self.max_size or len(members)
@@ -147,20 +171,10 @@ class LogicalBatches(Sampler[Micro]):
             sizes = self._sizes(self.lengths[members].tolist(), most) if by_tokens else most
         return [micro.tolist() for micro in members.split(sizes)]
 
-    def _own_records(self, members: torch.Tensor) -> torch.Tensor:
-        """Those of the records drawn that this rank computes."""
-        if self.group.alone:
-            return members
-        costs = [1] * len(members) if self.lengths is None else self.lengths[members].tolist()
-        return members[torch.tensor(shares(costs, self.group.size)[self.group.rank], dtype=torch.int64)]
-
-    def _own_units(self, drawn: list[list[int]]) -> list[list[int]]:
-        """The same of units, each with its records."""
-        if self.group.alone:
-            return drawn
-        lengths = self.lengths
-        costs = [len(records) if lengths is None else int(lengths[records].sum()) for records in drawn]
-        return [drawn[place] for place in shares(costs, self.group.size)[self.group.rank]]
+    def _pack(self, drawn: list[list[int]]) -> Logical:
+        return pack_units(
+            drawn, self.units.views, max_rows=self.max_size, lengths=self.lengths, max_tokens=self.max_tokens
+        )
 
     def _sizes(self, lengths: list[int], most: int) -> list[int]:
         """Of micro-batches with at most `max_tokens` tokens, for records with the longest first.

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lsg.distributed.group import Group
+from lsg.distributed.sharded_model import check_sharding, reshard, sharded_modules
 from lsg.distributed.wrapper import unwrapped
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
@@ -83,6 +84,8 @@ def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Gro
     given = replace(given, module=unwrapped(given.module))
     _check_settings(given)
     _check_unused(given)
+    reshard(given.module)  # an evaluation may have left weights gathered
+    given = _for_sharding(given, group)
     trained = trained_parameters(given.module, given.optimizer)
     warn_of_others(given.module, given.optimizer)
     sampling = sampling_plan(given.data_loader, poisson=given.poisson_sampling, ranks=group.size)
@@ -110,6 +113,21 @@ def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Gro
         "clipper": clipper,
     }
     return CheckedArguments(**checked)
+
+
+def _for_sharding(given: Arguments, group: Group) -> Arguments:
+    """Of a sharded model: refuse what it cannot be trained with, and leave out what is chosen by default."""
+    check_sharding(given.module, group)
+    if not sharded_modules(given.module):
+        return given
+    if given.perf.compile or given.perf.cuda_graphs:
+        raise ConfigurationError(
+            f"{given.perf}: the model is sharded (fully_shard), and weights that come and go can be neither recorded "
+            "nor compiled with rules: leave compile and cuda_graphs out"
+        )
+    if given.method.importance == "direct":
+        raise ConfigurationError("importance='direct' looks for the largest of all weights, and the model is sharded")
+    return replace(given, perf=replace(given.perf, compile=False, cuda_graphs=False, pad=False))
 
 
 def checked_noise(noise_multiplier: float, method: Method) -> float:

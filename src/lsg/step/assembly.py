@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from lsg.accounting import Accountant
 from lsg.accounting.ledger import Ledger
 from lsg.accounting.step_accounting import StepAccounting
+from lsg.distributed.sharded_model import ShardedModel, sharded_modules
+from lsg.distributed.sharding import compute_device, is_sharded
 from lsg.distributed.wrapper import keep_out, let_in
 from lsg.layers.treatments import treat_parameters
 from lsg.methods import NonPrivate
@@ -75,6 +77,7 @@ def assemble(
     """secure: the cryptographic source of noise and samples, in secure mode."""
     settings = _settings(given, noise_multiplier, accountant)
     _start_alike(given, settings)
+    sharded = ShardedModel(given.module, given.group) if sharded_modules(given.module) else None
     streams = Streams(given.noise_generator, sampling_generator(given.data_loader), secure, given.group)
     sampler = LogicalBatches(
         given.sampling,
@@ -84,18 +87,21 @@ def assemble(
         given.perf.max_tokens,
         given.units,
         given.group,
+        in_step=sharded is not None,
     )
     attachment, guards, non_private = None, None, None
     gradients: PrivateGradients | NonPrivateGradients
     if isinstance(given.method, NonPrivate):
         non_private = NonPrivateModel(given.module, given.trained, given.perf)
         gradients = _non_private_gradients(given, non_private)
+        if sharded is not None:
+            non_private.scale_before_average(sharded, gradients)
         clock = Clock(gradients)
     else:
-        attachment = _attachment(given, streams, by_tokens=sampler.max_tokens is not None)
+        attachment = _attachment(given, streams, sharded, by_tokens=sampler.max_tokens is not None)
         gradients = _private_gradients(given, streams, attachment.recorder)
         clock = Clock(gradients)
-        guards = Guards(attachment, clock, given.trained, given.loss_reduction)
+        guards = Guards(attachment, clock, given.trained, given.loss_reduction, sharded)
     step_accounting = StepAccounting(
         accountant, given.sampling, ledger=ledger, replayable=sampler.source.replayable, group=given.group
     )
@@ -107,8 +113,9 @@ def assemble(
         noise_multiplier=noise_multiplier,
         trained=given.trained,
         in_place=None if guards is None else guards.parameters,
-        replicas=Replicas(given.group, dict(given.module.named_parameters()), _stream_states(sampler, gradients)),
+        replicas=Replicas(given.group, _replicated(given, gradients), _stream_states(sampler, gradients)),
         group=given.group,
+        sharded=sharded,
     )
     run = RunState(given.module, optimizer, sampler, clock, step_accounting, settings, given.group)
     loader = PrivateDataLoader(given.data_loader, sampler, clock, optimizer)
@@ -116,7 +123,9 @@ def assemble(
     return Attached(run, given.wrapper, loader, attachment, guards, non_private)
 
 
-def _attachment(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -> Attachment:
+def _attachment(
+    given: CheckedArguments, streams: Streams, sharded: ShardedModel | None, *, by_tokens: bool
+) -> Attachment:
     """Puts the rules on the model. by_tokens: micro-batches are limited by their tokens, so that no size is fixed."""
     treatments = treat_parameters(given.module, given.method, given.trained)
     if given.clipping == "per_layer":
@@ -124,12 +133,13 @@ def _attachment(given: CheckedArguments, streams: Streams, *, by_tokens: bool) -
     recorder = Recorder(
         treatments.parameters,
         given.method,
-        streams.projection(given.trained[0].device),
+        streams.projection(compute_device(given.trained[0])),
         given.perf,
         None if by_tokens else given.max_physical_batch_size,
         untrained_parameters(given.module, given.optimizer),
+        sharded,
     )
-    return Attachment(given.module, treatments, recorder, given.perf, given.loss_reduction)
+    return Attachment(given.module, treatments, recorder, given.perf, given.loss_reduction, sharded)
 
 
 def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Recorder) -> PrivateGradients:
@@ -138,7 +148,7 @@ def _private_gradients(given: CheckedArguments, streams: Streams, recorder: Reco
         given.clipper,
         loss_reduction=given.loss_reduction,
         expected_batch_size=given.sampling.expected_batch_size,
-        noise=streams.noise(given.trained[0].device),
+        noise=streams.noise(compute_device(given.trained[0])),
         views=given.units.views,
         named_units=given.units.named,
         group=given.group,
@@ -159,6 +169,17 @@ def _non_private_gradients(given: CheckedArguments, model: NonPrivateModel) -> N
 def _trained_names(given: CheckedArguments) -> dict[str, nn.Parameter]:
     trained = {id(parameter) for parameter in given.trained}
     return {name: p for name, p in given.module.named_parameters() if id(p) in trained}
+
+
+def _replicated(
+    given: CheckedArguments, gradients: PrivateGradients | NonPrivateGradients
+) -> Callable[[], dict[str, Tensor]]:
+    """How to read what all ranks must have alike: weights, and where they are sharded the factors of subspaces."""
+    weights = {f"weight '{name}'": p for name, p in given.module.named_parameters() if not is_sharded(p)}
+    recorder = gradients.recorder if isinstance(gradients, PrivateGradients) else None
+    if recorder is None or not any(is_sharded(p) for p in given.trained):
+        return lambda: dict(weights)
+    return lambda: weights | recorder.shared_factors()
 
 
 def _stream_states(
@@ -194,7 +215,8 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
     )
     with torch.no_grad():
         for tensor in [*given.module.parameters(), *given.module.buffers()]:
-            given.group.from_first(tensor)
+            if not is_sharded(tensor):
+                given.group.from_first(tensor)
 
 
 def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:

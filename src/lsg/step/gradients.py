@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
-from lsg.errors import PrivacyError
+from lsg.distributed.sharding import bytes_each, gradient_of, is_sharded, own
+from lsg.errors import ConfigurationError, PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
@@ -47,6 +48,9 @@ class GradientSource(Protocol):
 
     def left_over(self) -> bool:
         """Whether an earlier micro-batch left gradients that nobody collected or dropped."""
+
+    def begin_filler(self) -> None:
+        """The new micro-batch is there to keep the ranks in step: nothing of it is to be collected."""
 
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
@@ -98,7 +102,11 @@ class PrivateGradients:
         self.recorder.clear()
 
     def renew(self) -> None:
+        self.recorder.batch.filler = False
         self.recorder.renew()
+
+    def begin_filler(self) -> None:
+        self.recorder.batch.filler = True
 
     def left_over(self) -> bool:
         return self.recorder.left_over
@@ -113,7 +121,7 @@ class PrivateGradients:
     def load_partial_sum(self, state: dict[str, Any]) -> None:
         slots = self.recorder.ready()  # the subspaces that the sum lives in
         like = next(iter(slots.values()))
-        device = like.parameter.device
+        device = like.device
         tensors = {key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)}
         self.sum = ClippedSum(**state | tensors)
         self.recorder.hold_subspaces()
@@ -125,6 +133,10 @@ class PrivateGradients:
                 "between a forward and its backward came a forward of another number of samples, and the gradients of "
                 "the first are lost: run forwards that are not for training under torch.no_grad()"
             )
+        if self.recorder.batch.filler:
+            self.recorder.hold_subspaces()  # as the ranks do that have a share
+            self.recorder.clear()
+            return
         if not self.recorder.pending:
             return
         size = self.recorder.records
@@ -198,7 +210,7 @@ class PrivateGradients:
         for parameter, gradient in self._lifted(self._noisy_mean(noise_multiplier)):
             parameter.grad = gradient
             part.append(parameter)
-            size += gradient.nbytes
+            size += bytes_each(gradient)
             del gradient
             if size >= part_bytes:
                 yield
@@ -226,17 +238,14 @@ class PrivateGradients:
         for slot, gradient in self.recorder.lift(mean):
             parameter = slot.parameter
             if slot.narrow is not None:
-                whole = fused[parameter] if parameter in fused else torch.zeros_like(parameter)
-                whole.narrow(*slot.narrow).copy_(gradient)
+                whole = fused[parameter] if parameter in fused else torch.zeros_like(own(parameter))
+                slot.part_of(whole).copy_(gradient)
                 fused[parameter] = whole
                 parts_left[parameter] -= 1
                 if parts_left[parameter]:
                     continue
                 gradient = fused.pop(parameter)
-            # In the parameter's own memory layout (channels last, say), which fused optimizers insist on.
-            elif gradient.dtype != parameter.dtype or gradient.stride() != parameter.stride():
-                gradient = torch.empty_like(parameter).copy_(gradient)
-            yield parameter, gradient
+            yield parameter, gradient_of(parameter, gradient)
             del gradient  # frees it before the next one is made
 
     def _end_logical_step(self) -> None:
@@ -247,7 +256,7 @@ class PrivateGradients:
         slots = list(self.recorder.slots.values())
         total = sum(slot.dimensions for slot in slots)
         like = slots[0]
-        return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.parameter.device), self.clipper.bound)
+        return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.device), self.clipper.bound)
 
 
 def _drop(parameters: Iterable[nn.Parameter]) -> None:
@@ -256,7 +265,11 @@ def _drop(parameters: Iterable[nn.Parameter]) -> None:
 
 
 class NonPrivateGradients:
-    """Non-private training in the same loop: the sum of ordinary gradients, over the expected batch size."""
+    """Non-private training in the same loop: the sum of ordinary gradients, over the expected batch size.
+
+    Of sharded parameters FSDP2 averages gradients over the ranks in each backward. There each rank's own part is scaled
+    before (`scale`), so that the average is the sum over all ranks' records.
+    """
 
     def __init__(
         self,
@@ -274,6 +287,7 @@ class NonPrivateGradients:
         self.loss_reduction: LossReduction = loss_reduction
         self.expected_batch_size = expected_batch_size
         self._sums: list[Tensor] | None = None
+        self._filler = False
         self.signals: StepSignals | None = None
 
     def pending(self) -> bool:
@@ -283,7 +297,19 @@ class NonPrivateGradients:
         _drop(self.parameters)
 
     def renew(self) -> None:
+        self._filler = False
         self.drop_pending()
+
+    def begin_filler(self) -> None:
+        self._filler = True
+
+    @property
+    def scale(self) -> float:
+        """What this rank's mean (or sum) over the micro-batch is multiplied with, for the sum over the records."""
+        if self._filler:
+            return 0.0
+        # The mean over a record's views, as in private training.
+        return (self.micro_batch_size() if self.loss_reduction == "mean" else 1) / self._views
 
     def left_over(self) -> bool:
         return False
@@ -292,6 +318,11 @@ class NonPrivateGradients:
         self._sums = None
 
     def partial_sum(self) -> dict[str, Any] | None:
+        if self._sums is not None and any(is_sharded(total) for total in self._sums):
+            raise ConfigurationError(
+                "NonPrivate with sharded weights: a state in the middle of a logical batch would hold a whole "
+                "gradient; save after a batch with optimizer.stepped"
+            )
         return None if self._sums is None else {"gradients": self._sums}
 
     def load_partial_sum(self, state: dict[str, Any]) -> None:
@@ -301,9 +332,10 @@ class NonPrivateGradients:
     def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
         if not self.pending():
             return
-        # The mean over a record's views, as in private training.
-        scale = (self.micro_batch_size() if self.loss_reduction == "mean" else 1) / self._views
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad * scale for p in self.parameters]
+        parts = [
+            torch.zeros_like(p) if p.grad is None else p.grad.clone() if is_sharded(p) else p.grad * self.scale
+            for p in self.parameters
+        ]
         self._sums = parts if self._sums is None else [s + g for s, g in zip(self._sums, parts, strict=True)]
         self.drop_pending()
 
@@ -312,10 +344,13 @@ class NonPrivateGradients:
         units_of_all(None, place, self._group)
         if self._group.alone:
             return
-        own = self._sums or [torch.zeros_like(p) for p in self.parameters]
-        whole = self._group.sum(torch.cat([total.flatten() for total in own]))
-        shares = whole.split([total.numel() for total in own])
-        self._sums = [share.view(p.shape) for share, p in zip(shares, self.parameters, strict=True)]
+        sums = self._sums or [torch.zeros_like(p) for p in self.parameters]
+        mine = [number for number, p in enumerate(self.parameters) if not is_sharded(p)]
+        if mine:
+            whole = self._group.sum(torch.cat([sums[number].flatten() for number in mine]))
+            for number, share in zip(mine, whole.split([sums[number].numel() for number in mine]), strict=True):
+                sums[number] = share.view(sums[number].shape)
+        self._sums = sums
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from lsg.accounting.step_accounting import Release, StepAccounting
 from lsg.distributed.group import Group
+from lsg.distributed.sharded_model import ShardedModel
+from lsg.distributed.sharding import compute_device
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.plain_numbers import plain
 from lsg.model.parameters_in_place import ParametersInPlace
@@ -29,7 +31,8 @@ class PrivateOptimizer(Optimizer):
     Parameter groups and state are the wrapped optimizer's own, so learning-rate schedulers work on it.
 
     in_place: looks, before each release, whether the model still computes with the trained parameters. replicas: looks,
-    now and then, whether all ranks have the same ones. group: the ranks that share each logical batch.
+    now and then, whether all ranks have the same ones. group: the ranks that share each logical batch. sharded: the
+    model's weights, where ranks share them out.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class PrivateOptimizer(Optimizer):
         in_place: ParametersInPlace | None = None,
         replicas: Replicas | None = None,
         group: Group | None = None,
+        sharded: ShardedModel | None = None,
     ) -> None:
         self.original_optimizer = optimizer
         self.gradients, self.clock = gradients, clock
         self.noise_multiplier = noise_multiplier
-        self._device_type = optimizer.param_groups[0]["params"][0].device.type
+        self._device_type = compute_device(optimizer.param_groups[0]["params"][0]).type
+        self.sharded = sharded
         self.stepped = False  # whether the last call of step() was a real step
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
@@ -244,6 +249,8 @@ class PrivateOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None  # nothing is trained on a gradient that did not come through release()
+        if self.sharded is not None:
+            self.sharded.reshard()  # an evaluation may have left weights gathered, which would be old ones after this
         if self._in_place is not None:
             self._in_place.check()
         self._releases += 1

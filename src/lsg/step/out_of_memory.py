@@ -91,6 +91,12 @@ class BackwardInPieces:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+        if self._optimizer.sharded is not None:
+            raise OutOfMemory(
+                f"memory ran out with {count} samples at once. The weights are sharded, so that other ranks wait for "
+                "this one in the middle of the model, and it cannot try again with fewer: use a smaller "
+                "max_physical_batch_size, activation checkpointing or bfloat16"
+            )
         # Only here, past the error and its traceback, are the attempt's tensors free.
         self._optimizer.gradients.renew()
         gc.collect()

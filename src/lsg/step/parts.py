@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lsg.distributed.sharding import bytes_each
+
 PART_BYTES = 256 * 2**20  # gradients of a part: it ends with the parameter that reaches this size
 _ALL_AT_ONCE_BYTES = 2**30  # smaller gradients exist together and stay in `.grad`, where users look for them
 
@@ -26,7 +28,7 @@ def steps_in_parts(optimizer: optim.Optimizer, trained: Sequence[Tensor]) -> boo
     A subclass, a step hook or a replaced `step` may look at several parameters, and so gets all gradients in one step.
     A scheduler's replacement of `step` does not count: it only notes that it was called.
     """
-    size = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    size = sum(bytes_each(parameter) for parameter in trained)
     hooks = (
         *(optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks),
         *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),

@@ -18,13 +18,17 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Replicas:
-    """weights: the model's parameters by name, trained or not. streams: the states of the random streams that all ranks
+    """replicated: reads the tensors that all ranks must have alike, by what to call them: the model's parameters,
+    trained or not; a rank's shard of a weight is its own. streams: the states of the random streams that all ranks
     share, by name; None where a stream has no state."""
 
     def __init__(
-        self, group: Group, weights: Mapping[str, Tensor], streams: Mapping[str, Callable[[], Tensor | None]]
+        self,
+        group: Group,
+        replicated: Callable[[], Mapping[str, Tensor]],
+        streams: Mapping[str, Callable[[], Tensor | None]],
     ) -> None:
-        self._group, self._weights, self._streams = group, weights, streams
+        self._group, self._replicated, self._streams = group, replicated, streams
 
     def check(self, step: int) -> None:
         """Raise ReplicaError, naming a rank and what it has that others have not. Every rank has to call this."""
@@ -53,10 +57,11 @@ class Replicas:
 
     @torch.no_grad()
     def _fingerprints(self) -> dict[str, object]:
-        """Of the streams, and of the bits of each weight as integers: two sums, read at once for all weights."""
-        sums = [part for weight in self._weights.values() for part in _sums(weight)]
-        read = iter(torch.stack(sums).tolist())
-        return self.streams() | {f"weight '{name}'": (next(read), next(read)) for name in self._weights}
+        """Of the streams, and of the bits of each tensor as integers: two sums, read at once for all of them."""
+        replicated = self._replicated()
+        sums = [part for tensor in replicated.values() for part in _sums(tensor)]
+        read = iter(torch.stack(sums).tolist() if sums else [])
+        return self.streams() | {name: (next(read), next(read)) for name in replicated}
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, object]]:

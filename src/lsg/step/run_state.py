@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lsg.accounting.step_accounting import StepAccounting
 from lsg.distributed.group import Group
+from lsg.distributed.sharding import compute_device
 from lsg.errors import ConfigurationError
 from lsg.methods import Method
 from lsg.sampling.clock import Clock, Position
@@ -146,7 +147,8 @@ class RunState:
 
     def _random_states(self) -> dict[str, Tensor]:
         """torch's default generators (dropout) of the processor and of the devices that the model is on."""
-        devices = {tensor.device for tensor in self.module.parameters() if tensor.device.type == "cuda"}
+        devices = {compute_device(parameter) for parameter in self.module.parameters()}
+        devices = {device for device in devices if device.type == "cuda"}
         return {"cpu": torch.get_rng_state(), **{str(device): torch.cuda.get_rng_state(device) for device in devices}}
 
     def _private(self) -> PrivateGradients | None:

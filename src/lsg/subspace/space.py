@@ -79,12 +79,14 @@ def spread(values: Tensor, indices: Tensor | None, size: int) -> Tensor:
     return values.new_zeros(*values.shape[:-1], size).scatter(-1, indices.expand_as(values), values)
 
 
-def lift(left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor, *, transposed: bool) -> Tensor:
-    """Eq. 1: dW = dL R + L dR - L L^T dL R, in M's orientation."""
+def lift(
+    left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor, *, transposed: bool, rows: slice = slice(None)
+) -> Tensor:
+    """Eq. 1: dW = dL R + L dR - L L^T dL R, in M's orientation; of it these rows alone."""
     # (dL - L L^T dL) R + L dR as one product of inner size 2r.
     tangent = d_left - left @ (left.mT @ d_left)
     tall, wide = torch.cat([tangent, left], dim=-1), torch.cat([right, d_right], dim=-2)
-    return wide.mT @ tall.mT if transposed else tall @ wide
+    return wide[..., rows].mT @ tall.mT if transposed else tall[..., rows, :] @ wide
 
 
 def _mask(kept: Kept | None, size: int, device: torch.device) -> Tensor:
