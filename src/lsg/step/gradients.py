@@ -48,8 +48,8 @@ class GradientSource(Protocol):
     def left_over(self) -> bool:
         """Whether an earlier micro-batch left gradients that nobody collected or dropped."""
 
-    def begin_filler(self) -> None:
-        """The new micro-batch is there to keep the ranks in step: nothing of it is to be collected."""
+    def note_filler(self, filler: bool) -> None:
+        """Whether the micro-batch in flight is there to keep ranks in step: nothing of it is to be collected."""
 
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
@@ -101,11 +101,10 @@ class PrivateGradients:
         self.recorder.clear()
 
     def renew(self) -> None:
-        self.recorder.batch.filler = False
         self.recorder.renew()
 
-    def begin_filler(self) -> None:
-        self.recorder.batch.filler = True
+    def note_filler(self, filler: bool) -> None:
+        self.recorder.batch.filler = filler
 
     def left_over(self) -> bool:
         return self.recorder.left_over
@@ -287,11 +286,10 @@ class NonPrivateGradients:
         _drop(self.parameters)
 
     def renew(self) -> None:
-        self._filler = False
         self.drop_pending()
 
-    def begin_filler(self) -> None:
-        self._filler = True
+    def note_filler(self, filler: bool) -> None:
+        self._filler = filler
 
     @property
     def scale(self) -> float:
