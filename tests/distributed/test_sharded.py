@@ -50,12 +50,13 @@ class Seen:
     held: tuple[int, int, int]  # numbers of weights, gradients and optimizer on this rank
     again: float  # distance of a run that was saved and loaded from one that was not
     words: dict[str, str]  # of refusals, by what was refused
+    fillers: int  # in an epoch
 
 
 def two_ranks(folder: Path) -> Seen:
     runs = train_all(CASES, True)
     moved, held = _count()
-    return Seen(runs, moved, held, _save_and_go_on(folder), _refusals())
+    return Seen(runs, moved, held, _save_and_go_on(folder), _refusals(), _fillers())
 
 
 def _count() -> tuple[dict[str, list[int]], tuple[int, int, int]]:
@@ -153,6 +154,21 @@ def _other_subspace() -> str:
     return str(told.value)
 
 
+def _fillers() -> int:
+    """How many fillers came to this rank. Nothing of them is in the sum, also where they are taken in as parts."""
+    run = begin(Case(physical=1, records=20), sharded=True)
+    recorder, gradients, found = run.engine._recorder_in_use(), run.optimizer.gradients, 0
+    for inputs, labels in run.loader:
+        sharded_runs.loss(run, inputs, labels).backward()
+        if recorder.batch.filler:
+            before = gradients.sum
+            run.optimizer.accumulate(len(inputs))
+            assert gradients.sum is before and recorder.batch.filler and not gradients.pending()
+            found += 1
+        run.optimizer.step()
+    return found
+
+
 def _partly(model: Mixes) -> nn.Module:
     fully_shard(model.inner)
     return model
@@ -201,6 +217,10 @@ def test_weights_stay_sharded_and_what_travels_is_thin(seen: list[Seen]) -> None
         # One clipped sum, and for each stack of weights two products with its factors and one score of its units.
         factors = 2 * (20 + 64) + 2 * (64 + 256)
         assert sum(rank.moved["all_reduce"]) < 4 * factors + 1500 < size
+
+
+def test_fillers_enter_no_sum(seen: list[Seen]) -> None:
+    assert sum(rank.fillers for rank in seen) > 0
 
 
 def test_a_saved_run_goes_on_to_the_bit(seen: list[Seen]) -> None:

@@ -25,6 +25,9 @@ class Gradients:
     def renew(self) -> None:
         self.told.append("renew")
 
+    def note_filler(self, filler: bool) -> None:
+        pass
+
     def forget_sum(self) -> None:
         self.told.append("forget_sum")
         self.sum = None

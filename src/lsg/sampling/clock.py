@@ -28,8 +28,8 @@ class Gradients(Protocol):
     def renew(self) -> None:
         """A new micro-batch: what an earlier one still computes must not reach it."""
 
-    def begin_filler(self) -> None:
-        """The new micro-batch is there to keep the ranks in step: nothing of it is to be kept."""
+    def note_filler(self, filler: bool) -> None:
+        """Whether the micro-batch in flight is there to keep ranks in step: nothing of it, or a part of it, is kept."""
 
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
@@ -150,8 +150,7 @@ class Clock:
         rank's of them. filler: nothing of its rows is to be kept."""
         self.check_stepped(loop)
         self._gradients.renew()
-        if filler:
-            self._gradients.begin_filler()
+        self._gradients.note_filler(filler)
         self.batch = MicroBatch(size=size, last=last, stepped=False, unit_rows=unit_rows, drawn=drawn, share=share)
 
     def check_stepped(self, loop: int) -> None:
@@ -173,6 +172,7 @@ class Clock:
             return False
         self.epochs_done += self._begun
         self._loop, self.batch = None, _ANY_BATCH
+        self._gradients.note_filler(False)
         self._gradients.forget_sum()
         return True
 

@@ -27,7 +27,8 @@ from lsg.sampling.secure_source import SecureNoise
 from lsg.sampling.streams import Streams
 from lsg.speed.fast_forward import FastForward
 from lsg.step.arguments import CheckedArguments
-from lsg.step.gradients import NonPrivateGradients, PrivateGradients
+from lsg.step.gradients import PrivateGradients
+from lsg.step.non_private_gradients import NonPrivateGradients
 from lsg.step.optimizer import PrivateOptimizer
 from lsg.step.replicas import Replicas, settings_of
 from lsg.step.run_state import RunState, describe

@@ -1,7 +1,7 @@
 """From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
-from lsg.distributed.sharding import bytes_each, gradient_of, is_sharded, own
-from lsg.errors import ConfigurationError, PrivacyError
+from lsg.distributed.sharding import bytes_each, gradient_of, own
+from lsg.errors import PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
@@ -49,8 +49,8 @@ class GradientSource(Protocol):
     def left_over(self) -> bool:
         """Whether an earlier micro-batch left gradients that nobody collected or dropped."""
 
-    def begin_filler(self) -> None:
-        """The new micro-batch is there to keep the ranks in step: nothing of it is to be collected."""
+    def note_filler(self, filler: bool) -> None:
+        """Whether the micro-batch in flight is there to keep ranks in step: nothing of it is to be collected."""
 
     def forget_sum(self) -> None:
         """Drop what was collected since the last release."""
@@ -102,11 +102,10 @@ class PrivateGradients:
         self.recorder.clear()
 
     def renew(self) -> None:
-        self.recorder.batch.filler = False
         self.recorder.renew()
 
-    def begin_filler(self) -> None:
-        self.recorder.batch.filler = True
+    def note_filler(self, filler: bool) -> None:
+        self.recorder.batch.filler = filler
 
     def left_over(self) -> bool:
         return self.recorder.left_over
@@ -214,11 +213,11 @@ class PrivateGradients:
             del gradient
             if size >= part_bytes:
                 yield
-                _drop(part)
+                drop_gradients(part)
                 part, size = [], 0
         if part:
             yield
-            _drop(part)
+            drop_gradients(part)
         self._end_logical_step()
 
     def _noisy_mean(self, noise_multiplier: float) -> Tensor:
@@ -259,103 +258,6 @@ class PrivateGradients:
         return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.device), self.clipper.bound)
 
 
-def _drop(parameters: Iterable[nn.Parameter]) -> None:
+def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = None
-
-
-class NonPrivateGradients:
-    """Non-private training in the same loop: the sum of ordinary gradients, over the expected batch size.
-
-    Of sharded parameters FSDP2 averages gradients over the ranks in each backward. There each rank's own part is scaled
-    before (`scale`), so that the average is the sum over all ranks' records.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        micro_batch_size: Callable[[], int],
-        *,
-        loss_reduction: LossReduction,
-        expected_batch_size: int,
-        views: int = 1,
-        group: Group | None = None,
-    ) -> None:
-        self._views, self._group = views, group or Group()
-        self.parameters = list(parameters)
-        self.micro_batch_size = micro_batch_size
-        self.loss_reduction: LossReduction = loss_reduction
-        self.expected_batch_size = expected_batch_size
-        self._sums: list[Tensor] | None = None
-        self._filler = False
-        self.signals: StepSignals | None = None
-
-    def pending(self) -> bool:
-        return any(p.grad is not None for p in self.parameters)
-
-    def drop_pending(self) -> None:
-        _drop(self.parameters)
-
-    def renew(self) -> None:
-        self._filler = False
-        self.drop_pending()
-
-    def begin_filler(self) -> None:
-        self._filler = True
-
-    @property
-    def scale(self) -> float:
-        """What this rank's mean (or sum) over the micro-batch is multiplied with, for the sum over the records."""
-        if self._filler:
-            return 0.0
-        # The mean over a record's views, as in private training.
-        return (self.micro_batch_size() if self.loss_reduction == "mean" else 1) / self._views
-
-    def left_over(self) -> bool:
-        return False
-
-    def forget_sum(self) -> None:
-        self._sums = None
-
-    def partial_sum(self) -> dict[str, Any] | None:
-        if self._sums is not None and any(is_sharded(total) for total in self._sums):
-            raise ConfigurationError(
-                "NonPrivate with sharded weights: a state in the middle of a logical batch would hold a whole "
-                "gradient; save after a batch with optimizer.stepped"
-            )
-        return None if self._sums is None else {"gradients": self._sums}
-
-    def load_partial_sum(self, state: dict[str, Any]) -> None:
-        self._sums = [s.to(p.device) for s, p in zip(state["gradients"], self.parameters, strict=True)]
-
-    @torch.no_grad()
-    def collect(self, expected_size: int | None, unit_rows: Sequence[int] | None = None) -> None:
-        if not self.pending():
-            return
-        parts = [
-            torch.zeros_like(p) if p.grad is None else p.grad.clone() if is_sharded(p) else p.grad * self.scale
-            for p in self.parameters
-        ]
-        self._sums = parts if self._sums is None else [s + g for s, g in zip(self._sums, parts, strict=True)]
-        self.drop_pending()
-
-    @torch.no_grad()
-    def exchange(self, place: Place) -> None:
-        units_of_all(None, place, self._group)
-        if self._group.alone:
-            return
-        sums = self._sums or [torch.zeros_like(p) for p in self.parameters]
-        mine = [number for number, p in enumerate(self.parameters) if not is_sharded(p)]
-        if mine:
-            whole = self._group.sum(torch.cat([sums[number].flatten() for number in mine]))
-            for number, share in zip(mine, whole.split([sums[number].numel() for number in mine]), strict=True):
-                sums[number] = share.view(sums[number].shape)
-        self._sums = sums
-
-    @torch.no_grad()
-    def release(self, noise_multiplier: float) -> None:
-        divisor = self.expected_batch_size if self.loss_reduction == "mean" else 1
-        sums = self._sums or [torch.zeros_like(p) for p in self.parameters]
-        for p, total in zip(self.parameters, sums, strict=True):
-            p.grad = total / divisor
-        self._sums = None
