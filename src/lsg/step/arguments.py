@@ -73,7 +73,7 @@ class CheckedArguments(Arguments):
 def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
     check_opacus_arguments(function, opacus)
-    refuse_opacus(given.module, given.optimizer, given.data_loader)
+    refuse_opacus(given.module, given.optimizer)
     wrapper, group = given.module, Group.current()
     given = replace(given, module=unwrapped(given.module))
     _check_settings(given)

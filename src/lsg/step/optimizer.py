@@ -1,6 +1,6 @@
 """The private optimizer: clips and sums each micro-batch; ends a logical batch by accounting, noise and an update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
 from lsg.step.exchange import Place
+from lsg.step.foreign_loops import refuse_foreign_loop
 from lsg.step.gradients import GradientSource, PrivateGradients
 from lsg.step.parts import PART_BYTES, steps_in_parts
+from lsg.step.rate_watch import RateWatch
 from lsg.step.replicas import Replicas
 from lsg.step.signals import StepSignals
 
@@ -50,6 +52,7 @@ class PrivateOptimizer(Optimizer):
         self.stepped = False  # whether the last call of step() was a real step
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
+        self._rates = RateWatch()
         self._replicas, self._releases = replicas, 0  # so many logical steps since `make_private`
 
     # -- what an optimizer is expected to have ---------------------------------------------------------------------
@@ -97,6 +100,11 @@ class PrivateOptimizer(Optimizer):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.original_optimizer.register_step_post_hook(hook)
+
+    def attach_step_hook(self, hook: Callable[["PrivateOptimizer"], None]) -> None:
+        """As in Opacus: called with this optimizer at each real step, when the noisy gradients are made and before they
+        are applied."""
+        self.register_step_pre_hook(lambda *_: hook(self))
 
     # -- privacy -----------------------------------------------------------------------------------------------------
     @property
@@ -155,15 +163,19 @@ class PrivateOptimizer(Optimizer):
         self.gradients.drop_pending()
         self.original_optimizer.zero_grad(set_to_none=True)
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Clip and sum this micro-batch; at the end of a logical batch also account, add noise and update.
 
         The noisy gradients of a real step stay in the parameters' `.grad`; where they would take more than 1 GiB, they
-        exist in parts and are gone after it (a step hook on the optimizer keeps them)."""
+        exist in parts and are gone after it (a step hook on the optimizer keeps them).
+
+        closure: computes the loss and its gradients (and calls zero_grad before, if anybody). It is called once; the
+        step comes after it, and what it returned is returned."""
         if closure is not None:
-            raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
+            return self._step_after(closure)
         self._check_step()
         batch = self.clock.batch
+        self._rates.look(self.param_groups, ends_logical_batch=batch.last)
         self.clock.step_begins()
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
@@ -173,11 +185,19 @@ class PrivateOptimizer(Optimizer):
                 self._release()
         self.clock.batch_stepped()
 
+    def _step_after(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.step()
+        return loss
+
     def _check_step(self) -> None:
         """Refuse a step that would not be accounted for, or that would count a record twice or not at all."""
         batch = self.clock.batch
         if self._closed:
             raise PrivacyError("this optimizer's engine was detached: its steps would not be accounted for")
+        if self.clock.epoch is None and self.noise_multiplier:
+            refuse_foreign_loop()
         if self.clock.loaded is not None:
             raise PrivacyError(
                 "the loaded state is in the middle of an epoch: iterate over the loader to finish it before other steps"
