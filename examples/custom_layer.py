@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import PrivacyEngine, explain
+from lsg import LSG, PrivacyEngine, explain
 
 
 class Gate(nn.Module):
@@ -23,7 +23,7 @@ def main(epochs: int = 3) -> float:
     torch.manual_seed(0)
     x = torch.randn(300, 20)
     model, engine = nn.Sequential(nn.Linear(20, 128), Gate(128), nn.Linear(128, 2)), PrivacyEngine()
-    print(explain(model))
+    print(explain(model, LSG()))
     model, optimizer, loader = engine.make_private_with_epsilon(
         module=model, optimizer=torch.optim.Adam(model.parameters()),
         data_loader=DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=30),

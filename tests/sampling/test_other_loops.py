@@ -94,6 +94,25 @@ def test_an_epoch_that_is_left_early_is_noticed() -> None:
             step(model, optimizer, batch)
 
 
+def test_a_loop_that_counts_batches_can_finish_the_epoch() -> None:
+    """Expected batches of one record: a third of the draws are empty, some of them the last of an epoch."""
+    data = TensorDataset(torch.randn(8, 5), torch.randint(0, 2, (8,)))
+    model, engine = nn.Linear(5, 2), PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    for epoch in range(1, 9):
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            step(model, optimizer, next(batches))
+        loader.finish_epoch()
+        assert len(engine.accountant) == loader.steps(epoch)
+
+
 def test_a_scheduler_that_is_stepped_per_micro_batch_is_told() -> None:
     model, optimizer, loader = private()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

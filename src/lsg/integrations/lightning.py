@@ -62,6 +62,9 @@ def _private_training() -> type:
             if self.optimizer.stepped and len(self.engine.accountant) % trainer.log_every_n_steps == 0:
                 pl_module.log("epsilon", self.engine.get_epsilon(self.delta), prog_bar=True, batch_size=1)
 
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.loader.finish_epoch()  # Lightning counts batches, and does not ask for one after the last
+
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             checkpoint[_KEY] = self.engine.state_dict()
 

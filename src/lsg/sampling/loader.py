@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, PrivacyError
 from lsg.sampling.clock import Clock
 from lsg.sampling.plan import SamplingPlan
 from lsg.sampling.poisson_batches import Logical, LogicalBatches
@@ -54,6 +55,7 @@ class PrivateDataLoader(DataLoader[Any]):
         )
         self.logical = sampler
         self.length: Literal["batches", "steps"] = "batches"
+        self._under_way: weakref.ref[Generator[Iterator[Any]]] | None = None  # the loop over this loader
         self._left_early: str | None = None  # what to tell when another epoch begins
 
     def __len__(self) -> int:
@@ -82,6 +84,7 @@ class PrivateDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         with contextlib.closing(self.logical_batches()) as epoch:
+            self._under_way = weakref.ref(epoch)
             for micro_batches in epoch:
                 empty = True
                 for batch in micro_batches:
@@ -89,6 +92,15 @@ class PrivateDataLoader(DataLoader[Any]):
                     yield batch
                 if empty:
                     self._optimizer.step()
+
+    def finish_epoch(self) -> None:
+        """Take the steps of empty draws that follow the last batch: for loops that stop by themselves when they have
+        had `len(loader)` batches. Nothing is left of an epoch that was iterated over to its end."""
+        epoch = None if self._under_way is None else self._under_way()
+        for micro_batches in epoch or ():
+            if next(micro_batches, None) is not None:
+                raise PrivacyError("finish_epoch(): batches with records are left in the epoch: iterate over them")
+            self._optimizer.step()
 
     def logical_batches(self) -> Generator[Iterator[Any]]:
         """The epoch as logical batches, each an iterator of its micro-batches: for loops that count logical steps.
@@ -116,7 +128,7 @@ class PrivateDataLoader(DataLoader[Any]):
             done, partly = clock.done
             if clock.leave_epoch(loop):
                 self.logical.leave_epoch()
-                if not whole and (done or partly):
+                if not whole and (partly or 0 < done < len(drawn)):
                     self._note_left(done, partly, len(drawn))
 
     def _note_left(self, done: int, partly: int, steps: int) -> None:
@@ -125,8 +137,8 @@ class PrivateDataLoader(DataLoader[Any]):
         dropped = f", and what {partly} micro-batches of the next one had summed up was dropped" if partly else ""
         self._left_early = (
             f"the loader was left after {done} of the {steps} logical steps of an epoch{dropped}, and now another "
-            "epoch begins: epochs have fewer steps than the plan says. Does the loop count batches, and take len(loader) "
-            "for steps? Leave where optimizer.stepped is True; loader.steps(epochs) tells logical steps"
+            "epoch begins: epochs have fewer steps than the plan says. Does the loop count batches, and take "
+            "len(loader) for steps? Leave where optimizer.stepped is True; loader.steps(epochs) tells logical steps"
         )
 
     def _micro_batches(self, loop: int, batches: Iterator[Any], logical: Logical, units: int) -> Iterator[Any]:
