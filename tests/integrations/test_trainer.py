@@ -113,6 +113,15 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over_or_refused(tmp_path: Path
         resumed.train(resume_from_checkpoint=True)
 
 
+def test_files_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 4}
+    trainer(tmp_path, args=saving).train()
+    name = "private_run.safetensors"
+    shutil.copy(tmp_path / "checkpoint-4" / name, tmp_path / "checkpoint-8" / name)
+    with pytest.raises(ConfigurationError, match="the files do not belong together"):
+        trainer(tmp_path, args=saving).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+
+
 def test_another_plan_is_not_continued(tmp_path: Path) -> None:
     trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4}).train()
     with pytest.raises(ConfigurationError, match="the saved run has noise_multiplier="):

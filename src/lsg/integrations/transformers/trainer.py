@@ -254,6 +254,12 @@ class PrivateTrainerMixin(_TrainerLike):
             return
         assert self._run is not None
         extra = load_checkpoint(Path(checkpoint) / RUN_FILE, engine=self._run.engine)
+        epoch, logical, _ = self._run.optimizer.clock.next_place
+        if self._plan().first_step(epoch) + logical != self.state.global_step:
+            raise ConfigurationError(
+                f"checkpoint '{checkpoint}': {RUN_FILE} stands in epoch {epoch} after step {logical} of it, and "
+                f"trainer_state.json after step {self.state.global_step}: the files do not belong together"
+            )
         self.lr_scheduler.load_state_dict(extra["scheduler"])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
