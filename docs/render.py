@@ -33,6 +33,8 @@ MASK_SIGNAL = DOCS.parent / "results" / "analysis" / "mask-signal-minilm-sst2.js
 SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
 RECIPES = DOCS.parent / "results" / "recipes" / "sst2.jsonl"
 WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
+ARCHITECTURES = DOCS.parent / "results" / "architectures" / "table.json"
+KINDS = ("text", "decoder", "seq2seq", "image", "audio")  # of heads of transformers' families
 BENCH = DOCS.parent / "results" / "bench"
 SCALE = DOCS.parent / "results" / "scale"
 SHOWN_GPUS = (8, 64, 512)
@@ -574,6 +576,29 @@ def _amount(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def architectures() -> str:
+    """Which families of transformers, and which of PEFT's methods, train as they should."""
+    found = json.loads(ARCHITECTURES.read_text())
+    lines = []
+    for title, kinds in (("family", KINDS), ("adapter", ("adapter",))):
+        rows = [row for row in found["rows"] if row["kind"] in kinds]
+        trains = sum(row["trains"] for row in rows)
+        versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if name != "lsg")
+        lines += [f"{trains} of {len(rows)} train ({versions}).", "", f"| {title} | model | outcome |", "|---|---|---|"]
+        for row in rows:
+            outcome = f"trains, error {row['error']:.0e}" if row["trains"] else f"refused: {_shortened(row)}"
+            lines.append(f"| {row['name']} | `{row['class']}` | {outcome} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _shortened(row: dict[str, Any]) -> str:
+    """The first culprit that a refusal names."""
+    words = row.get("refused") or row.get("failed") or f"error {row['error']:.0e}"
+    first = words.removeprefix("this model cannot be trained privately: ").split("; ")[0]
+    return first if len(first) <= 160 else f"{first[:160].rsplit(' ', 1)[0]} ..."
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
@@ -581,6 +606,7 @@ def _demoted(page: str) -> str:
 # Page, beside this file -> name of a part, between two comments -> what makes it.
 PARTS = {
     "../README.md": {"measured": front_figure.table},
+    "hugging-face.md": {"architectures": architectures},
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {
         "gpu": front_figure.all_contenders,

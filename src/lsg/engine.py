@@ -126,11 +126,7 @@ class PrivacyEngine:
         target = given.group.together(lambda: check_target(given, target_epsilon, target_delta, epochs))
         planned = self._calibrated(given.sampling, target)
         private = self._attach(given, planned.noise_multiplier)
-        self.run.step_accounting.target = Target(
-            self.accountant, epsilon=target.epsilon, delta=target.delta, planned=planned
-        )
-        if self._attached is not None and self._attached.attachment is not None:
-            self._attached.attachment.expect_steps(given.sampling.steps(target.epochs))
+        self.keep_within(target.epsilon, target.delta, planned)
         return private
 
     def make_private(
@@ -189,6 +185,15 @@ class PrivacyEngine:
             opacus,
         )
         return self._attach(given, given.group.together(lambda: checked_noise(noise_multiplier, given.method)))
+
+    def keep_within(self, epsilon: float, delta: float, planned: Phase) -> None:
+        """Raise BudgetExceeded instead of a step that would pass this target. For loops that plan steps, not epochs.
+
+        planned: the steps that the noise was calibrated for.
+        """
+        self.run.step_accounting.target = Target(self.accountant, epsilon=epsilon, delta=delta, planned=planned)
+        if self._attached is not None and self._attached.attachment is not None:
+            self._attached.attachment.expect_steps(planned.steps)
 
     def _check_unspent(self) -> None:
         if len(self.accountant):

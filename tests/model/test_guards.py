@@ -136,9 +136,12 @@ def test_what_opacus_made_private_is_refused_by_name() -> None:
     optimizer = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
     with pytest.raises(ConfigurationError, match=r"DPOptimizer.*original_optimizer"):
         private(model, optimizer=optimizer)
-    with pytest.raises(ConfigurationError, match=r"DPDataLoader.*original DataLoader"):
-        private(data_loader=DPDataLoader(data(), sample_rate=0.25))
     private(GradSampleModule(model).to_standard_module(), optimizer=plain)
+
+
+def test_opacus_poisson_loader_is_taken_for_what_it_is() -> None:
+    *_, loader = private(data_loader=DPDataLoader(data(), sample_rate=0.25))
+    assert loader.sample_rate == 0.25 and type(loader.logical).__module__ == "lsg.sampling.poisson_batches"
 
 
 def train(forward: Any, **options: Any) -> None:

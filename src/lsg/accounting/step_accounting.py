@@ -47,6 +47,7 @@ class Target:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
         # How many steps of the present noise and rate are allowed beside all others.
         self._kind: tuple[Any, ...] = (*planned[:2], Counter())
+        self._planned_rate = planned.sample_rate
         self._allowed, self._ahead = planned.steps, 1
 
     def check(self, noise_multiplier: float, sample_rate: float) -> None:
@@ -60,9 +61,15 @@ class Target:
         # When so many no longer fit, asks for half as many.
         while not self._fits(Phase(noise_multiplier, sample_rate, self._ahead)):
             if self._ahead == 1:
+                cause = ""
+                if sample_rate > self._planned_rate:
+                    cause = (
+                        ". The private loader did not hand out its batch, so it counts as one on all records: iterate "
+                        "over the loader that make_private returned"
+                    )
                 raise BudgetExceeded(
                     f"after {len(self._accountant)} steps the next one would pass target_epsilon={self._epsilon:g} at "
-                    f"delta={self._delta:g}: training ends here, and nothing of this batch was released"
+                    f"delta={self._delta:g}: training ends here, and nothing of this batch was released{cause}"
                 )
             self._ahead //= 2
         self._allowed, self._ahead = taken + self._ahead, 2 * self._ahead

@@ -24,7 +24,7 @@ def check_opacus_arguments(function: str, given: dict[str, Any]) -> None:
         raise ConfigurationError("rand_on_empty=True: lsg's loader takes the step of an empty batch by itself")
 
 
-def refuse_opacus(model: Any, optimizer: Any, data_loader: Any) -> None:
+def refuse_opacus(model: Any, optimizer: Any) -> None:
     """Objects that Opacus has made private already: their clipping and noise would come on top of lsg's."""
     if is_from_opacus(model, "AbstractGradSampleHooks"):
         raise ConfigurationError(
@@ -41,11 +41,6 @@ def refuse_opacus(model: Any, optimizer: Any, data_loader: Any) -> None:
         raise ConfigurationError(
             f"optimizer is Opacus's {type(optimizer).__name__}, which clips and adds noise by itself: pass the "
             "original one (its original_optimizer)"
-        )
-    if is_from_opacus(data_loader, "DPDataLoader"):
-        raise ConfigurationError(
-            f"data_loader is Opacus's {type(data_loader).__name__}, which draws Poisson samples by itself: pass the "
-            "original DataLoader(dataset, batch_size=...); lsg samples for it"
         )
 
 

@@ -165,6 +165,14 @@ class Clock:
                 "DataLoader of your own to look at the data"
             )
 
+    def check_whole(self, loop: int) -> None:
+        """Refuse to go on to the next logical batch before all micro-batches of this one were handed out."""
+        if loop == self._loop and not self.batch.last:
+            raise PrivacyError(
+                "the loader was asked for the next logical batch before all micro-batches of the last one had their "
+                "turn: the records in the others would be left out of their step"
+            )
+
     def leave_epoch(self, loop: int) -> bool:
         """No batch of this loop is in flight any more: a step taken now is a step of its own. An epoch without any
         step does not count. Returns whether it was the loop under way."""
@@ -186,6 +194,13 @@ class Clock:
     def batch_in_flight(self) -> MicroBatch | None:
         """The batch of the loader that the next gradients belong to, another object after each part; None outside."""
         return None if self.batch.size is None or self.batch.stepped else self.batch
+
+    @property
+    def next_place(self) -> tuple[int, int, int]:
+        """Where the next loop over the loader begins: its epoch, logical batches and micro-batches done in it."""
+        if self.loaded is not None:
+            return self.loaded.epochs, self.loaded.logical, self.loaded.micro
+        return self.epochs_done, 0, 0
 
     def step_begins(self) -> None:
         """From now on the epoch counts, whatever becomes of the step."""

@@ -1,7 +1,10 @@
 """The private DataLoader: Poisson logical batches as physical micro-batches, with empty draws handled out of sight."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+import contextlib
+import warnings
+import weakref
+from collections.abc import Generator, Iterator
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +17,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, PrivacyError
 from lsg.sampling.clock import Clock
 from lsg.sampling.plan import SamplingPlan
-from lsg.sampling.poisson_batches import Filler, LogicalBatches
+from lsg.sampling.poisson_batches import Filler, Logical, LogicalBatches
 
 
 class TakesSteps(Protocol):
@@ -51,6 +54,19 @@ class PrivateDataLoader(DataLoader[Any]):
             pin_memory_device=source.pin_memory_device,
         )
         self.logical = sampler
+        self.length: Literal["batches", "steps"] = "batches"
+        self._under_way: weakref.ref[Generator[Iterator[Any]]] | None = None  # the loop over this loader
+        self._left_early: str | None = None  # what to tell when another epoch begins
+
+    def __len__(self) -> int:
+        """How many batches the loop under way yields, or else the next one: Poisson batches differ, and so do epochs.
+        With `length = "steps"` logical steps in an epoch, which optimizer.step() takes at the end of each."""
+        if self.length not in ("batches", "steps"):
+            raise ConfigurationError(f"loader.length={self.length!r} must be 'batches' or 'steps'")
+        if self.length == "batches" and self._clock.epoch is not None:
+            return sum(map(len, self.logical.epoch))
+        ahead = self.logical.batches_ahead(*self._clock.next_place) if self.length == "batches" else None
+        return self.steps(1) if ahead is None else ahead
 
     @property
     def sample_rate(self) -> float:
@@ -58,7 +74,7 @@ class PrivateDataLoader(DataLoader[Any]):
 
     def steps(self, epochs: int) -> int:
         """Logical steps in that many epochs: what a learning-rate schedule wants to know. Where the records are not a
-        multiple of the batch size epochs differ by a step, and `len` is that of the first."""
+        multiple of the batch size epochs differ by a step."""
         return self.logical.plan.steps(epochs)
 
     @property
@@ -67,35 +83,81 @@ class PrivateDataLoader(DataLoader[Any]):
         return self._clock.epochs_done
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        with contextlib.closing(self.logical_batches()) as epoch:
+            self._under_way = weakref.ref(epoch)
+            for micro_batches in epoch:
+                empty = True
+                for batch in micro_batches:
+                    empty = False
+                    yield batch
+                if empty:
+                    self._optimizer.step()
+
+    def finish_epoch(self) -> None:
+        """Take the steps of empty draws that follow the last batch: for loops that stop by themselves when they have
+        had `len(loader)` batches. Nothing is left of an epoch that was iterated over to its end."""
+        epoch = None if self._under_way is None else self._under_way()
+        for micro_batches in epoch or ():
+            if next(micro_batches, None) is not None:
+                raise PrivacyError("finish_epoch(): batches with records are left in the epoch: iterate over them")
+            self._optimizer.step()
+
+    def logical_batches(self) -> Generator[Iterator[Any]]:
+        """The epoch as logical batches, each an iterator of its micro-batches: for loops that count logical steps.
+
+        The caller calls `optimizer.step()` after each micro-batch, and once for a logical batch that has none.
+        """
         clock = self._clock
-        loop = clock.enter_epoch()
-        epoch = self.logical.draw_epoch(clock.epochs_done, *clock.done)
+        if self._left_early is not None:
+            warnings.warn(self._left_early, stacklevel=3)
+        loop, whole, self._left_early = clock.enter_epoch(), False, None
+        drawn = self.logical.draw_epoch(clock.epochs_done, *clock.done)
         self.generator.manual_seed(self.logical.epoch_seed())
         with self.logical.handed_out():
             batches = super().__iter__()
         try:
             with self.logical.group.loop():
-                for logical, drawn, share in zip(epoch, self.logical.drawn, self.logical.shares, strict=True):
+                for logical, units, share in zip(drawn, self.logical.drawn, self.logical.shares, strict=True):
                     if not logical:
-                        clock.begin_micro_batch(loop, size=0, last=True, drawn=drawn, share=share)
-                        self._optimizer.step()
-                    for number, records in enumerate(logical, start=1):
-                        batch = next(batches)
-                        clock.begin_micro_batch(
-                            loop,
-                            size=len(records) * self.logical.units.views,
-                            last=number == len(logical),
-                            unit_rows=self.logical.units.unit_rows(records),
-                            drawn=drawn,
-                            share=share,
-                            filler=isinstance(records, Filler),
-                        )
-                        yield batch
+                        clock.begin_micro_batch(loop, size=0, last=True, drawn=units, share=share)
+                    yield self._micro_batches(loop, batches, logical, units, share)
+                    clock.check_whole(loop)
                 clock.check_stepped(loop)
                 self._optimizer.check_replicas()
+                whole = True
         finally:
+            done, partly = clock.done
             if clock.leave_epoch(loop):
                 self.logical.leave_epoch()
+                if not whole and (partly or 0 < done < len(drawn)):
+                    self._note_left(done, partly, len(drawn))
+
+    def _note_left(self, done: int, partly: int, steps: int) -> None:
+        """The loop was left before its end, for good or for another epoch: told if another one begins. (An error that
+        ended the loop tells of itself.)"""
+        dropped = f", and what {partly} micro-batches of the next one had summed up was dropped" if partly else ""
+        self._left_early = (
+            f"the loader was left after {done} of the {steps} logical steps of an epoch{dropped}, and now another "
+            "epoch begins: epochs have fewer steps than the plan says. Does the loop count batches, and take "
+            "len(loader) for steps? Leave where optimizer.stepped is True; loader.steps(epochs) tells logical steps"
+        )
+
+    def _micro_batches(
+        self, loop: int, batches: Iterator[Any], logical: Logical, units: int, share: int
+    ) -> Iterator[Any]:
+        """One logical batch, of so many units on all ranks; share: this rank's of them."""
+        for number, records in enumerate(logical, start=1):
+            batch = next(batches)
+            self._clock.begin_micro_batch(
+                loop,
+                size=len(records) * self.logical.units.views,
+                last=number == len(logical),
+                unit_rows=self.logical.units.unit_rows(records),
+                drawn=units,
+                share=share,
+                filler=isinstance(records, Filler),
+            )
+            yield batch
 
 
 def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> SamplingPlan:
@@ -113,10 +175,14 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> 
         )
     if isinstance(loader, PrivateDataLoader):
         return SamplingPlan(len(dataset), loader.logical.plan.batch_size, poisson)
-    sampler, batch_size = loader.sampler, loader.batch_size
+    sampler: Any = loader.sampler
+    batch_size = loader.batch_size
     if batch_size is None:
-        if type(loader.batch_sampler) is BatchSampler:
-            sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        batch_sampler, shared_by = _without_accelerate(loader.batch_sampler, ranks)
+        if type(batch_sampler) is BatchSampler:
+            sampler, batch_size = batch_sampler.sampler, batch_sampler.batch_size * shared_by
+        elif (drawn := _opacus_batch_size(loader.batch_sampler)) is not None:
+            return SamplingPlan(len(dataset), drawn, poisson)
         elif loader.batch_sampler is not None:
             raise _not_poisson(loader.batch_sampler)
         else:
@@ -128,12 +194,39 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> 
                 f"{ranks} process(es): let it find out by itself, or make the DataLoader without a sampler; lsg samples"
             )
         return SamplingPlan(len(dataset), batch_size * ranks, poisson)
+    shuffles = type(sampler) is RandomSampler or _is_accelerates(sampler, "SeedableRandomSampler")
     replaceable = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
+        shuffles and not sampler.replacement and sampler.num_samples == len(dataset)
     )
     if not replaceable:
         raise _not_poisson(sampler)
     return SamplingPlan(len(dataset), batch_size, poisson)
+
+
+def _without_accelerate(batch_sampler: Any, ranks: int) -> tuple[Any, int]:
+    """A batch sampler that Accelerate has wrapped to give each process its batches, as it was before; and how many of
+    its batches make a logical one."""
+    if not _is_accelerates(batch_sampler, "BatchSamplerShard") or batch_sampler.num_processes != ranks:
+        return batch_sampler, 1
+    return batch_sampler.batch_sampler, 1 if batch_sampler.split_batches else ranks
+
+
+def _is_accelerates(value: Any, name: str) -> bool:
+    """Accelerate need not be imported for this."""
+    return type(value).__name__ == name and type(value).__module__ == "accelerate.data_loader"
+
+
+def _opacus_batch_size(sampler: Any) -> int | None:
+    """The expected batch size of Opacus's Poisson sampler, on all ranks together; None of any other sampler.
+
+    Opacus need not be imported for this."""
+    kind = type(sampler)
+    if kind.__name__ not in ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler"):
+        return None
+    if kind.__module__.partition(".")[0] != "opacus":
+        return None
+    records = getattr(sampler, "total_size", None) or sampler.num_samples
+    return max(1, round(sampler.sample_rate * records))
 
 
 def _not_poisson(sampler: Any) -> ConfigurationError:
@@ -161,6 +254,7 @@ def sampling_generator(loader: DataLoader[Any]) -> torch.Generator | None:
     if isinstance(loader, PrivateDataLoader):  # has the generator of the engine that made it
         return None
     generator = loader.generator
-    if generator is None:
-        generator = getattr(loader.sampler, "generator", None)
+    for sampler in (loader.sampler, loader.batch_sampler):
+        if generator is None:
+            generator = getattr(sampler, "generator", None)
     return generator

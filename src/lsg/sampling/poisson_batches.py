@@ -8,6 +8,8 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -47,15 +49,13 @@ class LogicalBatches(Sampler[Micro]):
     ) -> None:
         """plan: of units. lengths: of the data set's records. units: which records are one; each by default. group: the
         ranks that share a logical batch. in_step: give all of them as many micro-batches, with fillers."""
-        whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
-        if max_physical_batch_size is not None and not whole:
-            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
         self.units = units or Units()
         if lengths is not None and not self.units.named and len(lengths) != plan.records:
             raise ConfigurationError(f"the data set has {plan.records} records but {len(lengths)} lengths")
-        if max_physical_batch_size is not None and self.units.most_rows() > max_physical_batch_size:
-            raise _too_large(self.units, max_physical_batch_size)
-        self.plan, self.source, self.max_size = plan, source, max_physical_batch_size
+        self.plan, self.source = plan, source
+        self.max_size: int | None = None
+        self._ahead: _DrawnAhead | None = None
+        self.limit(max_physical_batch_size)
         self.lengths = None if lengths is None else torch.as_tensor(lengths)
         self.max_tokens = None if lengths is None else max_tokens
         self.epoch: list[Logical] = []
@@ -66,20 +66,52 @@ class LogicalBatches(Sampler[Micro]):
         # The source's state before the epoch under way was drawn; None where there is no such epoch, or no such state.
         self._before_draw: torch.Tensor | None = None
 
+    def limit(self, max_physical_batch_size: Any) -> None:
+        """From the next epoch on micro-batches have at most so many rows; None for whole logical batches."""
+        whole = type(max_physical_batch_size) is int and max_physical_batch_size >= 1
+        if max_physical_batch_size is not None and not whole:
+            raise ConfigurationError(f"max_physical_batch_size={max_physical_batch_size!r} must be a whole number > 0")
+        if max_physical_batch_size is not None and self.units.most_rows() > max_physical_batch_size:
+            raise _too_large(self.units, max_physical_batch_size)
+        self.max_size, self._ahead = max_physical_batch_size, None
+
     def draw_epoch(self, number: int, logical_done: int = 0, micro_done: int = 0) -> list[Logical]:
         """Draw epoch `number`, at once: a loader's workers ask ahead, and the loop must know where batches end.
 
         An epoch that is continued leaves out so many logical batches, and micro-batches of the one after them.
         """
         self._before_draw = self.source.state()
+        whole = self._take(number)
+        self.shares = [sum(map(self._units_in, logical)) for logical in whole[1]][logical_done:]
+        self.drawn, self.epoch = _rest(whole, logical_done, micro_done)
+        return self.epoch
+
+    def batches_ahead(self, number: int, logical_done: int = 0, micro_done: int = 0) -> int | None:
+        """How many micro-batches `draw_epoch` of the same arguments will find; the source stays where it is. None where
+        that cannot be known, as drawing is a matter of all ranks."""
+        if not self.group.alone and not self.source.replayable:
+            return None
+        before = self.source.state()
+        if self._ahead is None or not self._ahead.follows(number, before):
+            drawn = self._draw_whole(number)
+            self._ahead = _DrawnAhead(number, before, self.source.state(), drawn)
+            if before is not None:
+                self.source.load_state(before)
+        return sum(map(len, _rest(self._ahead.drawn, logical_done, micro_done)[1]))
+
+    def _take(self, number: int) -> "_Drawn":
+        """Draw an epoch, or find the one that was drawn ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or not ahead.follows(number, self._before_draw):
+            return self._draw_whole(number)
+        if ahead.after is not None:
+            self.source.load_state(ahead.after)
+        return ahead.drawn
+
+    def _draw_whole(self, number: int) -> "_Drawn":
         count = self.plan.first_step(number + 1) - self.plan.first_step(number)
         members_of_all = self._draw(max(1, count))
-        self.drawn = [len(members) for members in members_of_all][logical_done:]
-        self.epoch = [self._split(members) for members in members_of_all][logical_done:]
-        self.shares = [sum(map(self._units_in, logical)) for logical in self.epoch]
-        if micro_done:
-            self.epoch[0] = self.epoch[0][micro_done:]
-        return self.epoch
+        return [len(members) for members in members_of_all], [self._split(members) for members in members_of_all]
 
     def _units_in(self, records: Micro) -> int:
         return 0 if isinstance(records, Filler) else len(self.units.unit_rows(records) or records)
@@ -101,7 +133,7 @@ class LogicalBatches(Sampler[Micro]):
 
     def load_state(self, state: torch.Tensor | None) -> None:
         """Draw the next epoch from there."""
-        self.epoch, self._before_draw = [], None
+        self.epoch, self._before_draw, self._ahead = [], None, None
         self.source.load_state(state)
 
     @contextmanager
@@ -189,6 +221,33 @@ class LogicalBatches(Sampler[Micro]):
             sizes.append(min(grid_size(fitting), len(lengths) - start))
             start += sizes[-1]
         return sizes
+
+
+_Drawn = tuple[list[int], list[Logical]]  # units in each logical batch of an epoch, on all ranks; their micro-batches
+
+
+@dataclass(frozen=True)
+class _DrawnAhead:
+    """An epoch that somebody wanted to know the length of. before, after: the source's states around its draw."""
+
+    number: int
+    before: torch.Tensor | None
+    after: torch.Tensor | None
+    drawn: _Drawn
+
+    def follows(self, number: int, before: torch.Tensor | None) -> bool:
+        """Whether it is what would be drawn now."""
+        if before is None or self.before is None:
+            return number == self.number and before is self.before
+        return number == self.number and torch.equal(before, self.before)
+
+
+def _rest(whole: _Drawn, logical_done: int, micro_done: int) -> _Drawn:
+    """Without so many logical batches, and micro-batches of the one after them."""
+    drawn, epoch = whole[0][logical_done:], whole[1][logical_done:]
+    if micro_done:
+        epoch[0] = epoch[0][micro_done:]
+    return drawn, epoch
 
 
 def _too_large(units: Units, most: int) -> ConfigurationError:

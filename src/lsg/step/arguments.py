@@ -79,7 +79,7 @@ def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> 
 
 def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Group) -> CheckedArguments:
     check_opacus_arguments(function, opacus)
-    refuse_opacus(given.module, given.optimizer, given.data_loader)
+    refuse_opacus(given.module, given.optimizer)
     wrapper = given.module
     given = replace(given, module=unwrapped(given.module))
     _check_settings(given)

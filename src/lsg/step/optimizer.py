@@ -18,8 +18,10 @@ from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.sampling.clock import Clock
 from lsg.step.clipping import Clipper
 from lsg.step.exchange import Place
+from lsg.step.foreign_loops import refuse_foreign_loop
 from lsg.step.gradients import GradientSource, PrivateGradients
 from lsg.step.parts import PART_BYTES, steps_in_parts
+from lsg.step.rate_watch import RateWatch
 from lsg.step.replicas import Replicas, settings_of
 from lsg.step.signals import StepSignals
 
@@ -58,6 +60,7 @@ class PrivateOptimizer(Optimizer):
         self._closed = False
         self._step_accounting, self._trained, self._in_place = step_accounting, trained, in_place
         self._group = group or Group()
+        self._rates = RateWatch()
         self._replicas, self._releases = replicas, 0  # so many logical steps since `make_private`
         self._after_steps: list[Callable[[], None]] = []
 
@@ -112,6 +115,11 @@ class PrivateOptimizer(Optimizer):
         this rank has no share of, which the loop over the loader does not see. Returns what ends it."""
         self._after_steps.append(call)
         return lambda: self._after_steps.remove(call)
+
+    def attach_step_hook(self, hook: Callable[["PrivateOptimizer"], None]) -> None:
+        """As in Opacus: called with this optimizer at each real step, when the noisy gradients are made and before they
+        are applied."""
+        self.register_step_pre_hook(lambda *_: hook(self))
 
     # -- privacy -----------------------------------------------------------------------------------------------------
     @property
@@ -170,22 +178,26 @@ class PrivateOptimizer(Optimizer):
         self.gradients.drop_pending()
         self.original_optimizer.zero_grad(set_to_none=True)
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Clip and sum this micro-batch; at the end of a logical batch also account, add noise and update.
 
         The noisy gradients of a real step stay in the parameters' `.grad`; where they would take more than 1 GiB, they
-        exist in parts and are gone after it (a step hook on the optimizer keeps them)."""
+        exist in parts and are gone after it (a step hook on the optimizer keeps them).
+
+        closure: computes the loss and its gradients (and calls zero_grad before, if anybody). It is called once; the
+        step comes after it, and what it returned is returned."""
         try:
-            self._step(closure)
+            return self._step(closure)
         except Exception as error:
             self._group.tell(error)  # others may wait for this rank's part of the step
             raise
 
-    def _step(self, closure: Any) -> None:
+    def _step(self, closure: Any) -> Any:
         if closure is not None:
-            raise ConfigurationError("step(closure): closures are not supported, a private step sees its batch once")
+            return self._step_after(closure)
         self._check_step()
         batch = self.clock.batch
+        self._rates.look(self.param_groups, ends_logical_batch=batch.last)
         self.clock.step_begins()
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
@@ -198,11 +210,19 @@ class PrivateOptimizer(Optimizer):
             for call in tuple(self._after_steps):
                 call()
 
+    def _step_after(self, closure: Any) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.step()
+        return loss
+
     def _check_step(self) -> None:
         """Refuse a step that would not be accounted for, or that would count a record twice or not at all."""
         batch = self.clock.batch
         if self._closed:
             raise PrivacyError("this optimizer's engine was detached: its steps would not be accounted for")
+        if self.clock.epoch is None and self.noise_multiplier:
+            refuse_foreign_loop()
         if self.clock.loaded is not None:
             raise PrivacyError(
                 "the loaded state is in the middle of an epoch: iterate over the loader to finish it before other steps"

@@ -1,0 +1,105 @@
+"""PEFT models and TRL's SFTTrainer, where they are installed."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+
+from lsg import ConfigurationError
+from lsg.integrations.transformers.refusals import check_training_arguments
+from tests.support import trainer_runs as runs
+from tests.support.trainer_runs import trainer, weights
+
+
+def lora(rank: int = 2) -> Any:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=rank, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return peft.get_peft_model(runs.causal(), config)
+
+
+def test_an_adapter_is_trained_saved_and_continued(tmp_path: Path) -> None:
+    args = {"save_strategy": "steps", "save_steps": 5}
+    whole, resumed = (trainer(tmp_path, "causal", model=lora(), args=args) for _ in range(2))
+    before = {name: p.clone() for name, p in whole.model.named_parameters()}
+    whole.train()
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, before[name]) is ("lora" not in name)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert torch.equal(weights(whole.model), weights(resumed.model))
+    whole.save_model(str(tmp_path / "adapter"))
+    assert {"adapter_model.safetensors", "privacy.json"} <= {f.name for f in (tmp_path / "adapter").iterdir()}
+
+
+def sft(folder: Path, **options: Any) -> Any:
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    from lsg.integrations.transformers import PrivateSFTTrainer
+
+    records = runs.causal_records()
+    data = datasets.Dataset.from_dict(
+        {
+            "input_ids": [row["input_ids"][row["attention_mask"].bool()].tolist() for row in records],
+            "labels": [row["labels"][row["attention_mask"].bool()].tolist() for row in records],
+        }
+    )
+    plain = runs.arguments(folder)
+    settings = {item.name: getattr(plain, item.name) for item in dataclasses.fields(plain) if item.init}
+    settings |= {"bf16": False, "gradient_checkpointing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    torch.manual_seed(0)
+    return PrivateSFTTrainer(
+        model=runs.causal(),
+        args=trl.SFTConfig(**settings | options),
+        train_dataset=data,
+        data_collator=collate,
+        processing_class=tokenizer(),
+        privacy=runs.privacy(),
+    )
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+
+    words = {"<pad>": 0, "<eos>": 2} | {f"w{n}": n for n in range(3, 40)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return t.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Padded to seven tokens, as the records of the plain trainer are."""
+
+    def padded(name: str, value: int) -> torch.Tensor:
+        return torch.tensor([list(row[name]) + [value] * (7 - len(row[name])) for row in rows])
+
+    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (7 - len(row["input_ids"])) for row in rows])
+    return {"input_ids": padded("input_ids", 0), "attention_mask": mask, "labels": padded("labels", -100)}
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's own
+def test_sft_equals_the_plain_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same records, but for what stands in the padding, which is masked: the same weights to the bit, or to
+    rounding where a kernel sees the padding. Then the same again from a checkpoint."""
+    monkeypatch.setenv("CI", "1")  # TRL pings nobody
+    own = sft(tmp_path, save_strategy="steps", save_steps=5)
+    own.train()
+    plain = trainer(tmp_path / "plain", "causal")
+    plain.train()
+    torch.testing.assert_close(weights(own.model), weights(plain.model), atol=1e-5, rtol=1e-4)
+    assert own.get_epsilon() == plain.get_epsilon()
+    resumed = sft(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert torch.equal(weights(own.model), weights(resumed.model))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("option", [{"packing": True}, {"padding_free": True}, {"loss_type": "dft"}], ids=str)
+def test_sft_refuses_what_joins_records(option: dict[str, Any], tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    args = trl.SFTConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", bf16=False)
+    check_training_arguments(args)
+    for name, value in option.items():
+        setattr(args, name, value)
+    with pytest.raises(ConfigurationError, match=next(iter(option))):
+        check_training_arguments(args)
