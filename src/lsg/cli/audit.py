@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from lsg.audit.settings import CLIPPINGS, MODES, AuditSettings
 from lsg.cli.errors import FAILED
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
 from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
 
@@ -124,6 +124,6 @@ def _write(output: Path, settings: AuditSettings, audits: list[Audit], broken: l
         "violations": broken,
         "audits": [one.as_json() for one in audits],
     }
-    write_atomic(output / "audit.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(output / "audit.json", to_json(document, indent=1) + "\n")
     title = f"{settings.method}, {settings.clipping} clipping, seed {audits[0].seed}"
     save_audit_figure(output / "figure.png", audits[0], title=title)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from rich.table import Table
 from lsg.bench.shapes import PRESETS, Preset, preset
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
 from lsg.methods import make_method
 from lsg.perf import PerfConfig
 from lsg.train.provenance import provenance
@@ -74,7 +74,7 @@ def bench(
         console.print(_table(point, precision, place, timings))
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
     document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
-    write_atomic(output / f"{stem}.json", json.dumps(document, indent=1) + "\n")
+    write_atomic(output / f"{stem}.json", to_json(document, indent=1) + "\n")
     from lsg.bench.plot import plot_bench
 
     plot_bench(document, sweep and field, output / f"{stem}.png")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from lsg.accounting.rounding import epsilon_text
 from lsg.demo.settings import CONTENDERS, NETWORK, Settings, chosen
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
 from lsg.tasks.names import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -208,7 +208,7 @@ def _write(
         "wide": [dataclasses.asdict(cost) for cost in costs],
         "verdict": lines,
     }
-    write_atomic(output / "results.json", json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomic(output / "results.json", to_json(document, indent=2) + "\n")
     scores: dict[str, dict[str, tuple[float, float]]] = {}
     for one in runs:
         scores.setdefault(one.label, {})[_budget(one.epsilon)] = (one.score, one.error)

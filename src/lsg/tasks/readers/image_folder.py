@@ -14,7 +14,7 @@ import torch
 from lsg.errors import ConfigurationError
 from lsg.extras import needs_extra
 from lsg.tasks.data import Images, TaskData
-from lsg.tasks.readers.columns import listed
+from lsg.files.foreign_text import listed
 from lsg.tasks.readers.files import local_path, require_folder
 from lsg.tasks.split import hold_out
 
