@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lsg.report import find_runs, render
 from lsg.files.foreign_text import in_script
+from lsg.report import find_runs, render
 from tests.report.chromium import EXECUTABLE, Chromium
 from tests.report.run_folders import write_grid, write_run
 

@@ -12,13 +12,14 @@ from lsg.cli.audit import audit
 from lsg.cli.bench import bench
 from lsg.cli.budget import budget
 from lsg.cli.demo import demo
-from lsg.cli.errors import one_line_errors
+from lsg.cli.errors import OneLineUsage, one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.train import train
 from lsg.cli.tune import tune
+from lsg.files.terminal import echo
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=OneLineUsage, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (audit, bench, budget, demo, explain, report, train, tune):
     app.command()(one_line_errors(command))
 if find_spec("lsg.reproduce") is not None:  # that room can be deleted
@@ -29,7 +30,7 @@ if find_spec("lsg.reproduce") is not None:  # that room can be deleted
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lsg {__version__}")
+        echo(f"lsg {__version__}")
         raise typer.Exit
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from lsg.extras import needs_extra
 
 DEEPEST = 100  # levels of nesting
-DIGITS = 400  # of a whole number: more are no number of anything
+DIGITS = 1000  # of a whole number: more are no number of anything
 PARTS = 200  # of one dotted name in TOML, whose reading takes time quadratic in them
 FIELD = 1 << 24  # characters of a field of CSV
 
@@ -24,8 +24,8 @@ def json_value(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
         found = json.loads(text, object_pairs_hook=_unique, parse_int=_integer, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    opening = ("[", "{") if isinstance(text, str) else (b"[", b"{")
-    if sum(text.count(sign) for sign in opening) > DEEPEST:  # type: ignore[arg-type]
+    whole = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    if whole.count(b"[") + whole.count(b"{") > DEEPEST:
         _check(found)
     return found
 

@@ -40,6 +40,9 @@ class PackedTexts(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __add__(self, other: Sequence[str]) -> list[str]:
+        return [*self, *other]
+
     def take(self, rows: Rows) -> "PackedTexts":
         return PackedTexts(self._buffer, self._starts[rows], self._ends[rows])
 

@@ -128,8 +128,10 @@ class RunFolder:
                     target.replace(earlier)
                 unfinished.replace(target)
                 sync_folder(self.path)
-                shutil.rmtree(earlier, ignore_errors=True)
             finally:
+                if earlier.exists() and not target.exists():  # stopped between the two
+                    earlier.replace(target)
+                shutil.rmtree(earlier, ignore_errors=True)
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     def drop_checkpoint(self) -> None:

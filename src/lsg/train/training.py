@@ -19,7 +19,7 @@ from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
 from lsg.tasks.models import save_image_model, save_text_model
-from lsg.train.checkpoints import CheckpointWriter
+from lsg.train.checkpoints import CheckpointWriter, damage_named, restored_progress
 from lsg.train.config import RunConfig
 from lsg.train.evaluation import Classifier, Evaluation
 from lsg.train.folder import RunFolder
@@ -33,7 +33,7 @@ from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
-from lsg.train.run_warnings import RunFacts, RunWarning, find_warnings, not_finite_weights
+from lsg.train.run_warnings import RunFacts, RunWarning, find_warnings, weight_warnings
 from lsg.train.tensorboard import TensorBoard
 
 
@@ -196,8 +196,7 @@ class Training:
             return self.evaluation(model)
 
     def _final_warnings(self, rows: list[dict[str, Any]]) -> list[RunWarning]:
-        finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
-        return ([] if finite else [not_finite_weights()]) + find_warnings(rows, self.run_facts)
+        return weight_warnings(self.model.parameters()) + find_warnings(rows, self.run_facts)
 
     def _facts(self) -> DataFacts:
         data, shape = self.data, self.data.shape
@@ -230,11 +229,13 @@ class Training:
                 f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
                 "another way, and cannot go on with these: begin it again in another folder"
             )
-        self.scheduler.load_state_dict(extra["scheduler"])
-        if self.average is not None:
-            self.average.load_state_dict(extra["average"])
-        self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
-        return LoopState(**extra["progress"]), extra["rows"]
+        start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
+        with damage_named(self.folder.checkpoint):
+            self.scheduler.load_state_dict(extra["scheduler"])
+            if self.average is not None:
+                self.average.load_state_dict(extra["average"])
+        self.listener.note(f"going on after epoch {start.epochs}, step {start.steps}")
+        return start, rows
 
     def _row(self, epoch: Epoch) -> dict[str, Any]:
         signals = epoch.signals
@@ -245,7 +246,7 @@ class Training:
             "loss": _finite(epoch.loss),
             "clip_share": signals and signals.clip_share,
             "signal_norm": signals and _finite(signals.signal_norm),
-            "noise_norm": signals and signals.noise_norm,
+            "noise_norm": signals and _finite(signals.noise_norm),
             "update_norm": signals and _finite(signals.update_norm),
             "score": epoch.score,
             "scores": self.evaluation.scores,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lsg.errors import ConfigurationError, first_line
+from lsg.files.foreign_text import listed
 from lsg.tasks.data import Images
 from lsg.tasks.packed import TextColumn, WordColumn
-from lsg.files.foreign_text import listed
 from lsg.tasks.readers.columns import WantedColumns
 from lsg.tasks.readers.pixels import labelled_images
 from lsg.tasks.readers.tables import Table

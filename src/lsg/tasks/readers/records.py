@@ -94,4 +94,6 @@ def _short(value: Any) -> str:
 
 
 def _some(names: Sequence[str], limit: int = 10) -> str:
-    return ", ".join(visible(name, 80) for name in names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(visible(name, 80) for name in names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )
