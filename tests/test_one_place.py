@@ -1,4 +1,4 @@
-"""Foreign text goes out, and foreign files come in, through one place each: no print and no parser stands beside them."""
+"""Foreign text goes out, foreign files come in, through one place each: no print and no parser stands beside them."""
 
 import ast
 from collections.abc import Iterator

@@ -31,34 +31,37 @@ def test_a_stop_during_the_imports_is_silent(tmp_path: Path, number: signal.Sign
 
 
 WORK = """
-import os, signal, sys, gc
-from lsg.files.stop_signals import Stopped, asked_to_stop, end_at_once, stop_if_asked, stopping_by_exception
+import os, signal, sys, time
+from lsg.files.stop_signals import Stopped, asked_to_stop, end_at_once, stopping_by_exception
 end_at_once()
 class Dies:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
-        sum(range(10))
+        time.sleep(0.01)
 try:
     with stopping_by_exception():
-        {body}
+        {within}
+        time.sleep(10 if asked_to_stop() else 0)
 except Stopped as stop:
     sys.stdout.write(f"stopped {{stop.number}} {{asked_to_stop()}}")
+    sys.stdout.flush()
+{after}
 """
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "code"),
+    ("within", "after", "told", "code"),
     [
-        ("os.kill(os.getpid(), signal.SIGINT); sum(range(10))", "stopped 2 2", 0),
-        ("x = Dies(); del x; sum(range(10))", "stopped 15 15", 0),  # Python would print it and go on
-        ("pass\nos.kill(os.getpid(), signal.SIGTERM)", "", 143),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(1)", "", "stopped 2 2", 0),
+        ("x = Dies(); del x; time.sleep(10)", "", "stopped 15 15", 0),  # Python would print it and go on
+        ("pass", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(10)", "", 143),
     ],
 )
-def test_a_signal_is_an_exception_while_a_command_works_and_the_end_otherwise(body: str, told: str, code: int) -> None:
+def test_a_signal_is_an_exception_while_a_command_works_and_the_end_otherwise(
+    within: str, after: str, told: str, code: int
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WORK.format(body=body.replace("pass\n", "pass\n"))]
-        if "\n" not in body
-        else [sys.executable, "-c", WORK.format(body="pass") + body.partition("\n")[2]],
+        [sys.executable, "-c", WORK.format(within=within, after=after)],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(ROOT / "src")},

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import Any
 
 _PATIENCE = 5.0  # seconds for the command's own way out; a second signal after them ends the process
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # not all of them everywhere
+_LATER = 0.05  # seconds, until a destructor is left
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 _asked = (0, 0.0)  # the signal by which a command was asked to stop, and when
 
@@ -86,10 +88,13 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _again(unraisable: Any) -> None:
-    """Where the exception came up in a destructor or a callback, Python can only print it: it is raised anew."""
+    """Where the exception came up in a destructor or a callback, Python can only print it: it is raised anew, later."""
     global _asked
-    if isinstance(unraisable.exc_value, Stopped):
+    stop = unraisable.exc_value
+    if isinstance(stop, Stopped):
         _asked = (0, 0.0)
-        signal.raise_signal(unraisable.exc_value.number)
+        again = threading.Timer(_LATER, os.kill, (os.getpid(), stop.number))
+        again.daemon = True
+        again.start()
     elif not _asked[0]:
         sys.__unraisablehook__(unraisable)
