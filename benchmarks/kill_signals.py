@@ -1,7 +1,7 @@
 """Bar: SIGINT and SIGTERM at 100 random moments of `lsg train`, from the first millisecond: never a traceback, never a
 half-written file, and every continuation ends bit by bit as the undisturbed run.
 
-    python benchmarks/kill_signals.py [STOPS] [--seed 0]
+    python benchmarks/kill_signals.py [STOPS] [--seed 0] [--workers 1]
 
 Writes results/kills/signals.json; any fault is an error.
 """
@@ -23,10 +23,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stops", type=int, nargs="?", default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     origin, start = provenance(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        found = stop_often(Path(folder), arguments.stops, arguments.seed)
+        found = stop_often(Path(folder), arguments.stops, arguments.seed, arguments.workers)
     document = {
         "seed": arguments.seed,
         **found,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ TINY = (
     *("--task", "digits", "--recipe", "paper", "--epochs", "3", "--batch-size", "700", "--accountant", "rdp"),
     *("--device", "cpu", "--seed", "3", "--noise-multiplier", "1", "--checkpoint-every", "1", "--resume"),
 )
+STOPS_OF_A_RUN = 4
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 HIDDEN = ("seconds", "samples_per_second")  # times, which differ from run to run
 
@@ -88,12 +90,11 @@ def ending(output: Path) -> tuple[Any, ...]:
     return plain, files, sorted(path.name for path in output.iterdir())
 
 
-def stop_often(folder: Path, stops: int, seed: int = 0) -> dict[str, Any]:
+def stop_often(folder: Path, stops: int, seed: int = 0, workers: int = 1) -> dict[str, Any]:
     """At least so many stops, over as many runs as it takes; each run must end as the undisturbed one did.
 
-    A run is stopped at three moments, if it does not end before, and then left alone.
+    A run is stopped at four moments, if it does not end before, and then left alone.
     """
-    choose = random.Random(seed)
     whole = folder / "whole" / "run"
     whole.parent.mkdir()
     process = begin(whole)
@@ -101,26 +102,31 @@ def stop_often(folder: Path, stops: int, seed: int = 0) -> dict[str, Any]:
     out, err = process.communicate()
     assert process.returncode == 0, out + err
     length, expected = time.monotonic() - began, ending(whole)
-    attempts: list[dict[str, Any]] = []
-    different = runs = 0
-    while len(attempts) < stops:
-        output = folder / f"run-{runs}" / "run"
+
+    def one_run(number: int) -> tuple[list[dict[str, Any]], str]:
+        choose = random.Random(f"{seed}/{number}")
+        output = folder / f"run-{number}" / "run"
         output.parent.mkdir()
-        runs += 1
-        for _ in range(3):
-            attempts.append(stopped(output, choose.choice(SIGNALS), choose.uniform(0.001, length)))
+        tried = [
+            stopped(output, choose.choice(SIGNALS), choose.uniform(0.001, length))
+            for _ in range(min(STOPS_OF_A_RUN, stops - STOPS_OF_A_RUN * number))
+        ]
         out, err = begin(output).communicate()
-        different += not (output / "result.json").exists() or ending(output) != expected
-        if different and "first_difference" not in locals():
-            first_difference = (out + err)[-1000:]
-        print(f"{len(attempts)} stops, {runs} runs, {different} different", flush=True)
+        same = (output / "result.json").exists() and ending(output) == expected
+        return tried, "" if same else (out + err)[-1000:] or "nothing was said"
+
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(one_run, range(-(-stops // STOPS_OF_A_RUN))))
+    attempts = [attempt for tried, _ in found for attempt in tried]
+    different = [told for _, told in found if told]
     return {
         "stops": len(attempts),
-        "runs": runs,
+        "runs": len(found),
         "seconds_of_a_run": round(length, 1),
-        "runs_that_ended_otherwise": different,
+        "runs_that_ended_otherwise": len(different),
         "stops_with_faults": sum(bool(one["faults"]) for one in attempts),
         "stopped_before_the_end": sum(one["exit"] != 0 for one in attempts),
         "slowest_to_stop_seconds": max(one.get("seconds_to_stop", 60.0) for one in attempts),
+        **({"told": different} if different else {}),
         "attempts": attempts,
     }
