@@ -376,7 +376,7 @@ def table(choose: random.Random, suffix: str) -> bytes:
     separator = "," if suffix == ".csv" else "\t"
     many = [f"c{number}" for number in range(choose.choice([0, 0, 0, 2000]))]
     lines = [separator.join(["text", "label", *many]), *(separator.join([*row, *many]) for row in rows)]
-    return "\n".join(lines).encode(errors="surrogateescape")
+    return "\n".join(lines).encode(errors="surrogatepass")
 
 
 def write_image(choose: random.Random, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import IO
 
 from lsg.errors import ConfigurationError
 
-SETTINGS = 1 << 16  # bytes of a file that people write by hand
+SETTINGS = 1 << 15  # bytes of a file that people write by hand
 DOCUMENT = 1 << 28  # bytes of a result, a row of metrics or any other file of values
 
 
