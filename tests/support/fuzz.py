@@ -23,6 +23,7 @@ from unittest.mock import patch
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from lsg.checkpoint import _KEY, _NO_DIGEST, _PLACE, _digest, load_checkpoint
@@ -112,6 +113,7 @@ class Fuzzer:
         self._trainings = 0
         self._training = training
         self._clock = Clock()
+        self._app = get_command(app)  # made once: typer takes long for it
         for name in ("pyarrow.parquet", "PIL.Image", "sklearn.datasets", "lsg.report", "lsg.engine", "transformers"):
             importlib.import_module(name)  # their time is no case's
 
@@ -142,7 +144,7 @@ class Fuzzer:
 
     def _command(self, arguments: list[str], place: Path, output: str) -> None:
         kept = state_of(place, output)
-        with patch("lsg.train.run.run", stand_in):
+        with patch("lsg.train.run.run", stand_in), patch("typer.testing._get_command", lambda app: self._app):
             answer = CliRunner().invoke(app, arguments, env={"COLUMNS": "100"})
         self._clock.stop()
         if answer.exception is not None and not isinstance(answer.exception, SystemExit):
