@@ -106,6 +106,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> dict[str, Any]:
     """The verified content of a file."""
+    path.stat()  # FileNotFoundError, as of any file
     with open_regular(path) as file:
         start = file.read(_PLACE)
         digest = file.read(len(_NO_DIGEST))

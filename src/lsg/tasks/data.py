@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lsg.tasks.packed import PackedTexts
@@ -25,7 +25,7 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, indices: Sequence[int]) -> "Texts":
+    def take(self, indices: ArrayLike) -> "Texts":
         rows = np.asarray(indices, dtype=np.int64)
         pairs = None if self.pairs is None else _taken(self.pairs, rows)
         persons = None if self.persons is None else [self.persons[i] for i in rows]
@@ -42,7 +42,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, indices: Sequence[int]) -> "Images":
+    def take(self, indices: ArrayLike) -> "Images":
         rows = np.asarray(indices, dtype=np.int64)
         return Images(self.pixels[rows], self.labels[rows])
 

@@ -76,6 +76,9 @@ class TextColumn(Sequence[Any]):
 
     def extend_arrow(self, values: Any) -> None:
         """values: an array of Arrow's. Where it has a dictionary, each text of that is kept once."""
+        if str(values.type) == "string" and not values.null_count and len(values):
+            self._extend(values)
+            return
         if not hasattr(values, "dictionary") or values.null_count or values.dictionary.null_count:
             for value in values:
                 self.append(value.as_py())
@@ -85,6 +88,16 @@ class TextColumn(Sequence[Any]):
         rows = values.indices.to_numpy(zero_copy_only=False)
         for store, places in zip((self._starts, self._ends), self._places, strict=True):
             store.frombytes(places[rows].tobytes())
+
+    def _extend(self, values: Any) -> None:
+        """As Arrow has them: numbers where each text ends, and one buffer."""
+        _, numbers, content = values.buffers()
+        ends = np.frombuffer(numbers, dtype=np.int32, count=values.offset + len(values) + 1)[values.offset :]
+        places = ends.astype(np.int64) - ends[0] + len(self._buffer)
+        if content is not None:
+            self._buffer += memoryview(content)[ends[0] : ends[-1]]
+        self._starts.frombytes(places[:-1].tobytes())
+        self._ends.frombytes(places[1:].tobytes())
 
     def _added(self, texts: Any) -> tuple[Rows, Rows]:
         ends = array("q", [len(self._buffer)])

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.foreign_files import SETTINGS, read_text
+from lsg.files.foreign_files import SETTINGS, read_bytes
 from lsg.files.foreign_text import in_toml
 from lsg.files.foreign_values import toml_value, yaml_value
 
@@ -12,9 +12,13 @@ from lsg.files.foreign_values import toml_value, yaml_value
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings that a file names. Whether they are known and of the right type is RunConfig's to say."""
     try:
-        text = read_text(path, SETTINGS)
+        path.stat()
+        text = read_bytes(path, SETTINGS).decode("utf-8")
     except ConfigurationError as error:
         raise ConfigurationError(f"--config {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise ConfigurationError(f"--config {path}: cannot be read ({reason})") from None
     try:
         if path.suffix == ".toml":
             return toml_value(text)

@@ -64,7 +64,7 @@ def test_a_small_file_of_many_equal_rows_stays_small(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    table = {"text": ["an x", "a y"] * 500_000, "label": ["a", "b"] * 500_000}
+    table = {"text": [f"a text {number % 1000}" for number in range(1_000_000)], "label": ["a", "b"] * 500_000}
     parquet.write_table(pyarrow.table({name: column[:1000] for name, column in table.items()}), tmp_path / "s.parquet")
     parquet.write_table(pyarrow.table(table), tmp_path / "l.parquet")
     more, count = used(tmp_path, tmp_path / "s.parquet", tmp_path / "l.parquet")

@@ -20,7 +20,8 @@ from lsg.tasks.readers.columns import Columns, WantedColumns
 from lsg.tasks.readers.files import text_lines
 from lsg.tasks.readers.progress import Reading
 
-ROWS_AT_ONCE = 1 << 16  # of a Parquet file
+ROWS_AT_ONCE, BYTES_AT_ONCE = 1 << 14, 1 << 20  # of a Parquet file
+LEAST_OF_A_TEXT = 4  # bytes that Parquet writes of a text's length alone; its number in a dictionary takes fewer
 
 
 @dataclass(frozen=True)
@@ -141,28 +142,46 @@ def read_parquet(path: Path, wanted: WantedColumns) -> Table:
 
 
 def _parquet_table(path: Path, opened: IO[bytes], wanted: WantedColumns) -> Table:
+    import pyarrow
     from pyarrow import parquet, types
 
-    file = parquet.ParquetFile(opened)
+    file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=BYTES_AT_ONCE)
     names = file.schema_arrow.names
     columns = wanted.among(names, str(path))
     for name in columns.names:
         if names.count(name) > 1:
             raise ConfigurationError(f"{path}: two columns are named '{name}'")
-    repeating = [name for name in columns.names if types.is_string(file.schema_arrow.field(name).type)]
-    file = parquet.ParquetFile(opened, read_dictionary=repeating)
+    texts = [name for name in columns.names if types.is_string(file.schema_arrow.field(name).type)]
+    repeating = [name for name in texts if _is_repeated(file.metadata, name)]
+    file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=BYTES_AT_ONCE, read_dictionary=repeating)
     rows = file.metadata.num_rows
     values, reading, done = _stores(columns), Reading(f"reading {path.name}", rows), 0
-    for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns.names):
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns.names, use_threads=False):
         batch.validate(full=True)  # a damaged file may be of the right form and hold texts that are not UTF-8
         for name in columns.names:
             values[name].extend_arrow(batch.column(name))
         done += len(batch)
+        pyarrow.default_memory_pool().release_unused()  # it keeps what it has freed, for itself
         reading.at(done)
     reading.end()
     if done != rows:
         raise ConfigurationError(f"{path}: {done:,} rows, where its end says {rows:,}")
     return Table(str(path), columns, values, range(1, rows + 1), unit="row")
+
+
+def _is_repeated(metadata: Any, column: str) -> bool:
+    """Whether the file holds each text of the column once, with a number for each row: a text may stand in it once and
+    come a million times. Other columns take no more memory than their pages."""
+    for group in range(metadata.num_row_groups):
+        chunks = (metadata.row_group(group).column(place) for place in range(metadata.num_columns))
+        chunk = next(chunk for chunk in chunks if chunk.path_in_schema == column)
+        if not chunk.has_dictionary_page:
+            return False
+        dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
+        is_most = 2 * dictionary > chunk.total_compressed_size
+        if not is_most and chunk.total_uncompressed_size >= LEAST_OF_A_TEXT * chunk.num_values:
+            return False
+    return True
 
 
 FORMATS: dict[str, Callable[[Path, WantedColumns], Table]] = {
