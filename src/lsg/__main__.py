@@ -1,16 +1,18 @@
 """The installed command `lsg`, and `python -m lsg`: one line for users who have only the library."""
 
-import sys
-
-from lsg.extras import MissingExtraError, needs_extra
+from lsg.files.stop_signals import end_at_once
 
 
 def main() -> None:
+    end_at_once()  # before all other imports
+    from lsg.extras import MissingExtraError, needs_extra
+    from lsg.files.foreign_text import say
+
     try:
         with needs_extra("train", "the command line"):
             from lsg.cli import run
     except MissingExtraError as missing:
-        print(f"lsg: {missing}", file=sys.stderr)
+        say(f"lsg: {missing}")
         raise SystemExit(2) from None
     run()
 

@@ -4,10 +4,11 @@ It is a safetensors file. Its metadata hold what is not a tensor, as JSON, and t
 with zeros in its own place. Nothing in it is ever executed.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from lsg.distributed.sharded_checkpoint import check_folder, complete_folder, load_folder, save_folder
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, LsgError
+from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.files.atomic import create_secret, sync_folder
+from lsg.files.foreign_files import open_regular
+from lsg.files.foreign_values import json_value
 from lsg.step.parts_of_state import Fill, check_parts, fill_from, parts_of, put_back, take_apart
 from lsg.step.run_state import RunState
 
@@ -111,16 +114,17 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
         _check_optimizer(state, run.optimizer)
 
     state, digest = run.group.together(lambda: _read(path))
-    try:
-        run.group.check_alike({"the checksum": digest}, "Every rank must read the same file")
-        run.group.together(check_parts)
-        run.check(state["engine"])
-    except LsgError as error:
-        raise type(error)(f"checkpoint '{path}': {error}") from None
-    run.module.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    engine.load_state_dict(state["engine"], replay=replay)
-    extra: dict[str, Any] = state["extra"]
+    with _whole(path):
+        try:
+            run.group.check_alike({"the checksum": digest}, "Every rank must read the same file")
+            extra: dict[str, Any] = {**state["extra"]}
+            run.group.together(check_parts)
+            run.check(state["engine"])
+        except LsgError as error:
+            raise type(error)(f"checkpoint '{path}': {error}") from None
+        run.module.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        engine.load_state_dict(state["engine"], replay=replay)
     return extra
 
 
@@ -150,20 +154,34 @@ def _load_parts(path: Path, engine: PrivacyEngine, *, replay: bool) -> dict[str,
     return extra
 
 
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Around what reads a file whose checksum fits: somebody may have made both. What it lacks is one clear error."""
+    try:
+        yield
+    except (LsgError, OSError):
+        raise
+    except Exception as error:  # of as many kinds as there are ways to leave something out
+        raise ConfigurationError(
+            f"checkpoint '{path}' is damaged, or was not made by lsg ({type(error).__name__}: {first_line(error):.200})"
+        ) from None
+
+
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     """The verified content of a file, and its checksum."""
-    with open(path, "rb") as file:
+    path.stat()  # FileNotFoundError, as of any file
+    with open_regular(path) as file:
         start = file.read(_PLACE)
         digest = file.read(len(_NO_DIGEST))
     if start[8:] != _START:
         raise ConfigurationError(f"'{path}' is not a checkpoint of lsg, or its beginning is damaged")
     if digest != _digest(path):
         raise ConfigurationError(f"checkpoint '{path}' is damaged: its checksum does not fit its content")
-    with safe_open(path, framework="pt") as file:
-        content = json.loads(file.metadata()[_KEY][len(_NO_DIGEST) :])
+    with _whole(path), safe_open(path, framework="pt") as file:
+        content = json_value(file.metadata()[_KEY][len(_NO_DIGEST) :])
         if content["version"] != VERSION:
             raise ConfigurationError(
                 f"checkpoint '{path}' has version {content['version']}, but this lsg reads version {VERSION}"

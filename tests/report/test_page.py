@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lsg.files.foreign_text import in_script
 from lsg.report import find_runs, render
-from lsg.report.page import json_for_script
 from tests.report.chromium import EXECUTABLE, Chromium
 from tests.report.run_folders import write_grid, write_run
 
@@ -90,7 +90,7 @@ def test_hostile_texts_stay_texts(hostile: Path) -> None:
 
 def test_json_cannot_end_its_script_element() -> None:
     value = {"a": "</script><!-- & \u2028 ε"}
-    text = json_for_script(value)
+    text = in_script(value)
     assert not set("<>&\u2028") & set(text) and json.loads(text) == value
 
 

@@ -11,8 +11,11 @@ from typing import Any
 from lsg.accounting.calibration import calibrate_noise
 from lsg.accounting.epsilon import epsilon_of
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import visible
 from lsg.sampling.plan import SamplingPlan
 
+MOST = 10**12  # records
+SIZES = (1e-6, 1e6)  # of ε and of the noise multiplier: no accountant can tell more from one another
 UNKNOWNS = ("epsilon", "noise_multiplier", "epochs", "batch_size")
 _MOST_EPOCHS = 100_000
 
@@ -139,8 +142,8 @@ def _last_within(within: Callable[[int], bool], start: int, most: int) -> int:
 
 
 def _check(records: int, delta: float, given: dict[str, Any]) -> None:
-    if records < 1:
-        raise ConfigurationError(f"--records {records} must be at least 1")
+    if not 1 <= records <= MOST:
+        raise ConfigurationError(f"--records {visible(records, 40)} must be between 1 and {MOST:,}")
     if not 0 < delta < 1 / records:
         raise ConfigurationError(
             f"--delta {delta:g} must lie above 0 and below 1/N = {1 / records:.3g}: "
@@ -148,7 +151,10 @@ def _check(records: int, delta: float, given: dict[str, Any]) -> None:
         )
     for name, value in given.items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigurationError(f"{_option(name)} {value:g} must be above 0 and finite")
+            raise ConfigurationError(f"{_option(name)} {visible(value, 40)} must be above 0 and finite")
+        most = {"epochs": _MOST_EPOCHS, "batch_size": MOST}.get(name, SIZES[1])
+        if value is not None and (value > most or (isinstance(value, float) and value < SIZES[0])):
+            raise ConfigurationError(f"{_option(name)} {value:g} must be between {SIZES[0]:g} and {most:g}")
     batch_size = given["batch_size"]
     if batch_size is not None and batch_size > records:
         raise ConfigurationError(f"--batch-size {batch_size} is larger than --records {records}")

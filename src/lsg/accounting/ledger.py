@@ -25,6 +25,7 @@ from lsg.distributed.group import Group
 from lsg.distributed.sharding import compute_device, is_sharded, own
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import OWNER_ONLY, sync_folder
+from lsg.files.foreign_values import json_value
 
 FRESH = "fresh"  # the stream of noise that nobody can draw a second time
 BEGINNING = "0" * 64  # the chain before the first line
@@ -184,10 +185,10 @@ class Ledger:
 def _entry(line: bytes, number: int, before: str) -> Entry | None:
     """The entry of a line, None if it is not the line that belongs here."""
     try:
-        fields = json.loads(line)
+        fields = json_value(line)
         del fields["chain"]
         entry = Entry(**fields)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
     return entry if entry.step == number and entry.line(before) == line else None
 

@@ -1,7 +1,6 @@
 """Trial runs of a model on a few records: repeatable, recorded, and without a trace."""
 
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from lsg.check.kept_state import changed_state, put_back
 from lsg.check.quiet import eagerly, without_dropout
 from lsg.check.recording import Decisions, Recording
 from lsg.distributed.launch import writes
+from lsg.files.foreign_text import say
 from lsg.layers.patched_module import Batch, PatchedModule
 
 # The first numbers drawn from one are small, from the other large: a branch at random is taken once, and once not.
@@ -83,10 +83,9 @@ class TrialRuns:
     def _tell(self, seconds: float) -> None:
         if seconds > _SLOW and not self._told and writes():
             self._told = True
-            print(
+            say(
                 f"lsg: checking on a few records that samples stay apart, once before the first batch of its kind "
                 f"(about {seconds:.0f} s)",
-                file=sys.stderr,
             )
 
     def record(self, recording: Recording, inputs: tuple[Any, Any], seed: int | None = None) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from lsg.cli.audit import audit
 from lsg.cli.bench import bench
 from lsg.cli.budget import budget
 from lsg.cli.demo import demo
-from lsg.cli.errors import in_one_process, one_line_errors
+from lsg.cli.errors import OneLineUsage, in_one_process, one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.train import train
 from lsg.cli.tune import tune
 from lsg.distributed.launch import writes
+from lsg.files.terminal import echo
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=OneLineUsage, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(one_line_errors(train))
 for command in (audit, bench, budget, demo, explain, report, tune):
     app.command()(one_line_errors(in_one_process(command)))
@@ -33,7 +34,7 @@ if find_spec("lsg.reproduce") is not None:  # that room can be deleted
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lsg {__version__}")
+        echo(f"lsg {__version__}")
         raise typer.Exit
 
 

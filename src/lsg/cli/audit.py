@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lsg.audit.settings import CLIPPINGS, MODES, AuditSettings
 from lsg.cli.errors import FAILED
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
+from lsg.files.terminal import Terminal, echo
 from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
 
@@ -47,7 +48,7 @@ def audit(
     from lsg.audit.report import audit as run_audit
     from lsg.audit.report import violations
 
-    console = Console()
+    console = Terminal()
     settings = AuditSettings(
         mode=mode,
         method=method,
@@ -73,10 +74,10 @@ def audit(
     _write(output, settings, audits, broken)
     console.print(f"Wrote {output / 'audit.json'} and {output / 'figure.png'}", soft_wrap=True)
     for message in broken:
-        typer.echo(f"VIOLATION: {message}")
+        echo(f"VIOLATION: {message}")
     if broken:
         raise typer.Exit(FAILED)
-    typer.echo("consistent: nothing contradicts the claim")
+    echo("consistent: nothing contradicts the claim")
 
 
 def _table(audits: list[Audit], settings: AuditSettings) -> Table:
@@ -110,8 +111,8 @@ def _units(settings: AuditSettings) -> str:
     return f", units of {settings.records_per_unit} records in {settings.views} views"
 
 
-def _verdict(broken: bool) -> str:
-    return "[bold red]VIOLATION" if broken else "consistent"
+def _verdict(broken: bool) -> Text:
+    return Text("VIOLATION", "bold red") if broken else Text("consistent")
 
 
 def _write(output: Path, settings: AuditSettings, audits: list[Audit], broken: list[str]) -> None:
@@ -124,6 +125,6 @@ def _write(output: Path, settings: AuditSettings, audits: list[Audit], broken: l
         "violations": broken,
         "audits": [one.as_json() for one in audits],
     }
-    write_atomic(output / "audit.json", json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(output / "audit.json", to_json(document, indent=1) + "\n")
     title = f"{settings.method}, {settings.clipping} clipping, seed {audits[0].seed}"
     save_audit_figure(output / "figure.png", audits[0], title=title)

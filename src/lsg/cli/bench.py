@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lsg.bench.shapes import PRESETS, Preset, preset
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
+from lsg.files.terminal import Terminal
 from lsg.methods import make_method
 from lsg.perf import PerfConfig
 from lsg.train.provenance import provenance
@@ -49,7 +49,7 @@ def bench(
 
     from lsg.bench.timing import best_non_private
 
-    console = Console()
+    console = Terminal()
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
     precision = chosen.precision(precision)
@@ -74,14 +74,14 @@ def bench(
         console.print(_table(point, precision, place, timings))
     stem = f"{name}-{precision}-{place.type}" + (f"-{sweep}" if sweep else "")
     document = {"provenance": provenance(), "precision": precision, "device": place.type, "points": points}
-    write_atomic(output / f"{stem}.json", json.dumps(document, indent=1) + "\n")
+    write_atomic(output / f"{stem}.json", to_json(document, indent=1) + "\n")
     from lsg.bench.plot import plot_bench
 
     plot_bench(document, sweep and field, output / f"{stem}.png")
     console.print(f"written: {output / stem}.json, {output / stem}.png")
 
 
-def _check(point: Preset, precision: str, device: torch.device, only: str, console: Console) -> dict[str, float]:
+def _check(point: Preset, precision: str, device: torch.device, only: str, console: Terminal) -> dict[str, float]:
     """Each fast path in this bench -> how far its gradients are from the plain path's. Too far ends the bench."""
     from lsg.bench.checking import TOLERANCE, difference
     from lsg.bench.contenders import FAST, contenders
@@ -95,7 +95,7 @@ def _check(point: Preset, precision: str, device: torch.device, only: str, conso
     checks = {}
     for name in (name for name in wanted if name in paths):
         checks[name] = difference(setting, lsg, paths[name])
-        console.log(f"{name}: gradients differ from the plain path's by {checks[name]:.1e} of their size")
+        console.print(f"{name}: gradients differ from the plain path's by {checks[name]:.1e} of their size")
         if not checks[name] <= TOLERANCE[precision]:
             raise PrivacyError(
                 f"{name}: its gradients differ from the plain path's by {checks[name]:.1e} of their size"
@@ -103,7 +103,9 @@ def _check(point: Preset, precision: str, device: torch.device, only: str, conso
     return checks
 
 
-def _run(point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Console) -> list[Timing]:
+def _run(
+    point: Preset, precision: str, device: torch.device, rounds: int, only: str, console: Terminal
+) -> list[Timing]:
     from lsg.bench.contenders import contenders, left_out
     from lsg.bench.presets import workload
     from lsg.bench.setting import Setting
@@ -118,9 +120,9 @@ def _run(point: Preset, precision: str, device: torch.device, rounds: int, only:
         if part not in builders:
             raise ConfigurationError(f"contender '{part}' is unknown; choose from {', '.join(builders)}")
     for part, package in missing.items() if not only else ():
-        console.log(f"{part}: package {package} is not installed: left out")
+        console.print(f"{part}: package {package} is not installed: left out")
     picked = {part: builders[part] for part in wanted}
-    return measure(picked, samples=setting.workload.samples, rounds=rounds, device=device, report=console.log)
+    return measure(picked, samples=setting.workload.samples, rounds=rounds, device=device, report=console.print)
 
 
 def _table(point: Preset, precision: str, device: torch.device, timings: list[Timing]) -> Table:

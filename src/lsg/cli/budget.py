@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +12,7 @@ from lsg.accounting.budget import Budget, plan_budget, safe_delta
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.accounting.rounding import epsilon_text
 from lsg.errors import ConfigurationError
+from lsg.files.terminal import Terminal
 from lsg.tasks.names import KINDS, TRAIN_IMAGES, check_task
 from lsg.train.choose import recipe_for, told
 from lsg.train.config import RECIPES
@@ -78,9 +78,9 @@ def budget(
         delta = safe_delta(max(records, 1))
     found = next((name for name, value in given.items() if value is None), "")
     plan = plan_budget(records=records, delta=delta, accountant=accountant, **given)
-    console = Console()
+    console = Terminal()
     if text:
-        console.print(text, soft_wrap=True, highlight=False)
+        console.lines(text)
     console.print(_plan_table(plan, found))
     trajectory = plan.over_training(PLOT_POINTS)
     console.print(_trajectory_table(plan, trajectory))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.demo.settings import CONTENDERS, NETWORK, Settings, chosen
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
+from lsg.files.terminal import Terminal, Words
 from lsg.tasks.names import TEST_IMAGES, TRAIN_IMAGES
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -61,7 +61,7 @@ def demo(
     from lsg.demo.wide import wide_costs
     from lsg.models import small_cnn
 
-    console = Console()
+    console = Terminal()
     settings = Settings(_numbers(epsilon), delta, epochs, batch_size, max_grad_norm, lr, seed)
     contenders = chosen(methods)
     if width:
@@ -71,12 +71,12 @@ def demo(
         configs = [(contender, config) for contender in contenders for config in settings.configs(contender)]
         runs, origin = _train_all(configs, console), provenance()
         console.print(_accuracy_table(runs, settings))
-        console.print(_notes(settings), style="dim", soft_wrap=True, highlight=False)
+        console.lines(_notes(settings), style="dim")
         costs = wide_costs(contenders, width) if width else []
     if costs:
         console.print(_cost_table(costs, width))
     lines = verdict(runs, costs)
-    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    console.lines("\n".join(lines))
     _write(output, runs, costs, lines, settings, origin)
     console.print(f"Wrote {output / 'figure.png'} and {output / 'results.json'}", style="dim", soft_wrap=True)
 
@@ -115,17 +115,17 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train_all(configs: list[tuple[str, RunConfig]], console: Console) -> list[DemoRun]:
+def _train_all(configs: list[tuple[str, RunConfig]], console: Terminal) -> list[DemoRun]:
     """Train one after the other. The runs' folders are removed: the demo keeps their numbers alone."""
     from lsg.demo.runs import DemoRun
     from lsg.train.run import run
 
     bar = Progress(
-        TextColumn("[bold]{task.description}"),
+        Words("{task.description}", "bold"),
         BarColumn(bar_width=20),
-        TextColumn("epoch"),
+        Words("epoch"),
         MofNCompleteColumn(),
-        TextColumn("ε {task.fields[epsilon]}  loss {task.fields[loss]} [dim](not private)"),
+        Words("ε {task.fields[epsilon]}  loss {task.fields[loss]} (not private)"),
         TimeElapsedColumn(),
         console=console,
     )
@@ -208,7 +208,7 @@ def _write(
         "wide": [dataclasses.asdict(cost) for cost in costs],
         "verdict": lines,
     }
-    write_atomic(output / "results.json", json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomic(output / "results.json", to_json(document, indent=2) + "\n")
     scores: dict[str, dict[str, tuple[float, float]]] = {}
     for one in runs:
         scores.setdefault(one.label, {})[_budget(one.epsilon)] = (one.score, one.error)

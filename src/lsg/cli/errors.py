@@ -5,24 +5,58 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from lsg.distributed.launch import launched, tells_errors
 from lsg.errors import ConfigurationError, LsgError
+from lsg.files.foreign_text import visible
+from lsg.files.stop_signals import asked_to_stop, stopping_by_exception
+from lsg.files.terminal import echo
 
 FAILED, BAD_USAGE = 1, 2
 
 
+class OneLineUsage(TyperGroup):
+    """Errors of usage show what was given without its control characters, and not all of what is very long."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with _short_messages():
+            return super().invoke(ctx)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _short_messages():
+            return super().make_context(*args, **kwargs)
+
+
+class _short_messages:  # noqa: N801  (a context manager)
+    """Changes an error of usage on its way; a class, as it adds no frame to what is raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(getattr(error, "message", None), str) and hasattr(error, "exit_code"):
+            error.message = visible(error.message, 500)  # type: ignore[union-attr]
+
+
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Deliberate errors end the command with exit code 2, files that cannot be written or read with 1. One of several
-    processes shows the line."""
+    """Deliberate errors end the command with exit code 2, files that cannot be written or read and want of memory with
+    1, a signal with 128 and its number. One of several processes shows the line."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
-        except (LsgError, OSError) as error:
+            with stopping_by_exception():
+                command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except BaseException as error:
+            if asked_to_stop():  # a library may have made another error of it
+                raise typer.Exit(128 + asked_to_stop()) from None
+            if not isinstance(error, LsgError | OSError | MemoryError):
+                raise
             if tells_errors():
-                typer.echo(f"Error: {error}", err=True)
+                echo(f"Error: {visible(error or 'out of memory')}", err=True)
             raise typer.Exit(BAD_USAGE if isinstance(error, LsgError) else FAILED) from None
 
     return run

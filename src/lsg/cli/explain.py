@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lsg.errors import ConfigurationError
+from lsg.files.terminal import Terminal
 from lsg.methods import PRIVATE_METHODS
 from lsg.report.settings import method_text
 from lsg.tasks.names import ZOO_NAMES
@@ -61,9 +61,9 @@ def explain(
     network = _untrained(model, classes, channels, image_size)
     select_trained(network, trainable)
     explanations = [explain_model(network, config.make_method()) for config in configs]
-    console = Console()
+    console = Terminal()
     if details:
-        console.print(str(explanations[0]), highlight=False, markup=False, soft_wrap=True)
+        console.lines(str(explanations[0]))
     console.print(_table(configs, network, explanations))
 
 

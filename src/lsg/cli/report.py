@@ -7,6 +7,7 @@ import typer
 
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
+from lsg.files.terminal import echo
 from lsg.report import find_runs, render
 
 
@@ -23,4 +24,4 @@ def report(
     write_atomic(output, page, secret=True)  # it holds losses and seeds
     incomplete = sum(not run.complete for run in found)
     told = f"{incomplete} of them incomplete" if incomplete else "complete"
-    typer.echo(f"Wrote {output}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {told}")
+    echo(f"Wrote {output}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {told}")

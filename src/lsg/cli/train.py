@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.distributed.launch import goes_on, joined, writes
+from lsg.files.foreign_text import visible
+from lsg.files.stop_signals import stop_if_asked
+from lsg.files.terminal import Terminal, Words
 from lsg.methods import METHODS
 from lsg.tasks.names import KINDS, ZOO_NAMES
 from lsg.train.config import (
@@ -41,6 +43,8 @@ from lsg.train.protected import RECORDS_OF_A_PERSON
 if TYPE_CHECKING:
     from lsg.distributed.group import Group
     from lsg.train.result import RunResult
+
+SECONDS_BETWEEN_LINES = 3.0  # about what is read, where the output is no terminal
 
 # Every field of RunConfig is an option; a field without a line here is an error at import.
 _HELP = {
@@ -133,7 +137,7 @@ def _train(
 ) -> None:
     from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
 
-    console = Console()
+    console = Terminal()
 
     def check_place(again: bool) -> None:  # before data are read, which may take minutes
         RunFolder(output).check_place(resume=resume or again)
@@ -144,7 +148,7 @@ def _train(
     for warning in result.warnings:
         _print_warning(console, warning)
     console.print(_summary(result))
-    console.print(result.privacy["statement"], soft_wrap=True, highlight=False)
+    console.print(result.privacy["statement"], soft_wrap=True)
     console.print(
         f"{output}: model/, privacy.json (attach it to a release), metrics.jsonl, config.toml",
         style="dim",
@@ -198,20 +202,20 @@ train.__annotations__ = {name: p.annotation for name, p in _signature().paramete
 
 
 def _run_with_bar(
-    console: Console, settings: Callable[[Listener], RunConfig], output: Path, resume: bool, checkpoint_every: int
+    console: Terminal, settings: Callable[[Listener], RunConfig], output: Path, resume: bool, checkpoint_every: int
 ) -> RunResult:
     from lsg.train.run import run  # with PyTorch, for which help and errors of usage need not wait
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-        TextColumn("ETA"),
+        Words("{task.fields[state]}"),
+        Words("ETA"),
         TimeRemainingColumn(compact=True),
         console=console,
     )
-    listener = _Bar(bar)
+    listener = _Bar(bar, console)
     try:
         return run(settings(listener), output, resume=resume, listener=listener, checkpoint_every=checkpoint_every)
     except KeyboardInterrupt:
@@ -222,7 +226,7 @@ def _run_with_bar(
             told = f" There is no checkpoint yet. Start over with: lsg train --resume --output {output}"
         else:
             told = " Nothing was written."
-        console.print(f"Stopped.{told}", soft_wrap=True, highlight=False)
+        console.print(f"Stopped.{told}", soft_wrap=True)
         raise
     finally:
         if bar.live.is_started:  # one that shows nothing yet would leave an empty line
@@ -232,18 +236,26 @@ def _run_with_bar(
 class _Bar(Listener):
     """A progress bar; where the output is not a terminal, one line an epoch."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: Progress, terminal: Terminal) -> None:
+        self._terminal = terminal
         self._bar, self._epochs, self._batch_size = bar, 0, 0
         self._task: TaskID | None = None
         self._epsilon, self._epochs_done, self._measured = "0.00", 0, ""
+        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def note(self, text: str) -> None:
-        self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
+        self._terminal.lines(text, style="dim")
 
     def warning(self, text: str) -> None:
-        _print_warning(self._bar.console, text)
+        _print_warning(self._terminal, text)
 
     def prepared(self, what: str, done: int, total: int) -> None:
+        stop_if_asked()
+        if not self._terminal.is_terminal:
+            if time.monotonic() > self._next_line:
+                self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+                self._terminal.print(f"{what}: {100 * done / total:.0f} %", style="dim", soft_wrap=True)
+            return
         self._bar.start()
         if self._task is None:
             self._task = self._bar.add_task(what, total=total, state="")
@@ -265,6 +277,7 @@ class _Bar(Listener):
         self._task = self._bar.add_task(label, total=start.steps, completed=start.steps_done, state=self._state(None))
 
     def step(self, done: int) -> None:
+        stop_if_asked()
         assert self._task is not None
         self._bar.update(self._task, completed=done, state=self._state(self._bar.tasks[0].speed))
 
@@ -275,12 +288,11 @@ class _Bar(Listener):
         label = self._label(min(row["epoch"] + 1, self._epochs))
         state = self._state(self._bar.tasks[0].speed)
         self._bar.update(self._task, completed=row["steps"], description=label, state=state)
-        if not self._bar.console.is_terminal:
-            self._bar.console.print(
+        if not self._terminal.is_terminal:
+            self._terminal.print(
                 f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, "
                 f"{row['samples_per_second']:,.0f} samples/s, {self._measured}",
                 soft_wrap=True,
-                highlight=False,
             )
 
     def _label(self, epoch: int) -> str:
@@ -291,8 +303,8 @@ class _Bar(Listener):
         return f"ε {self._epsilon} after epoch {self._epochs_done}  {speed}/s  {self._measured}"
 
 
-def _print_warning(console: Console, text: str) -> None:
-    console.print(f"WARNING: {text}", style="bold yellow", soft_wrap=True, highlight=False)
+def _print_warning(console: Terminal, text: str) -> None:
+    console.print(f"WARNING: {text}", style="bold yellow", soft_wrap=True)
 
 
 def _measured(row: dict[str, Any]) -> str:
@@ -300,14 +312,14 @@ def _measured(row: dict[str, Any]) -> str:
     known = ["loss -" if row["loss"] is None else f"loss {row['loss']:.3f}"]
     if row["clip_share"] is not None:
         known.append(f"clipped {100 * row['clip_share']:.0f} %")
-    if row["noise_norm"]:
+    if row["noise_norm"] and row["signal_norm"] is not None:
         known.append(f"signal/noise {row['signal_norm'] / row['noise_norm']:.2g}")
     return f"not private: {', '.join(known)}"
 
 
 def _summary(result: RunResult) -> Table:
     config = result.config
-    table = Table(title=f"{config.task}, {Path(config.model).name}", show_header=False)
+    table = Table(title=visible(f"{config.task}, {Path(config.model).name}"), show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for part, score in result.scores.items():

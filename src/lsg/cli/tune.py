@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
 from lsg.cli.train import options_of_runs
 from lsg.errors import ConfigurationError
+from lsg.files.terminal import Terminal, Words
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
@@ -40,7 +40,7 @@ def tune(
     Without --public-data and --held-out the search runs on the private data, and --epsilon covers all of it: every run,
     the choice, and the model that comes out. Options of lsg train are what the search starts from.
     """
-    console = Console()
+    console = Terminal()
     own = {"public_data": public_data, "held_out": held_out, "runs": runs, "draw": draw, "shrink": shrink}
     own = {key: value for key, value in own.items() if value is not None}
     given = {key: value for key, value in given.items() if value is not None}
@@ -66,23 +66,23 @@ def _base(
     return replace(found, tuning_part=own.get("tuning_part"), validation=own.get("validation", 0.0))
 
 
-def _searched(console: Console, search: Search | None, output: Path, resume: bool) -> Outcome:
+def _searched(console: Terminal, search: Search | None, output: Path, resume: bool) -> Outcome:
     bar = Progress(
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("ETA of this run"),
+        Words("ETA of this run"),
         TimeRemainingColumn(compact=True),
         console=console,
     )
     from lsg.tune.tune import tune as search_for  # with PyTorch, for which help and errors of usage need not wait
 
     try:
-        return search_for(search, output, resume=resume, listener=_Bar(bar))
+        return search_for(search, output, resume=resume, listener=_Bar(bar, console))
     except KeyboardInterrupt:
         begun = (output / "search.json").is_file()
         told = f" Go on with: lsg tune --resume --output {output}" if begun else " Nothing was written."
-        console.print(f"Stopped.{told}", soft_wrap=True, highlight=False)
+        console.print(f"Stopped.{told}", soft_wrap=True)
         raise
     finally:
         if bar.live.is_started:
@@ -92,17 +92,18 @@ def _searched(console: Console, search: Search | None, output: Path, resume: boo
 class _Notes(Listener):
     """Prints what is told before the search begins: the recipe that it starts from."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
 
     def note(self, text: str) -> None:
-        self._console.print(text, style="dim", soft_wrap=True, highlight=False)
+        self._console.lines(text, style="dim")
 
 
 class _Bar(SearchListener):
     """The run that is going on as a bar, a line for each that is done."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: Progress, terminal: Terminal) -> None:
+        self._terminal = terminal
         self._bar, self._label, self._settings = bar, "", ""
         self._task: TaskID | None = None
         self._noted: set[str] = set()
@@ -110,7 +111,7 @@ class _Bar(SearchListener):
     def note(self, text: str) -> None:
         if text not in self._noted:  # every run tells of the same data and model
             self._noted.add(text)
-            self._bar.console.print(text, style="dim", soft_wrap=True, highlight=False)
+            self._terminal.lines(text, style="dim")
 
     def begins(self, number: int, runs: int, settings: str) -> None:
         self._label, self._settings = f"run {number} of {runs}", settings
@@ -128,10 +129,10 @@ class _Bar(SearchListener):
             self._bar.remove_task(self._task)
             self._task = None
         line = f"{self._label}: score {100 * score:.2f} %, {self._settings}"
-        self._bar.console.print(line, soft_wrap=True, highlight=False)
+        self._terminal.print(line, soft_wrap=True)
 
 
-def _show(console: Console, outcome: Outcome, output: Path) -> None:
+def _show(console: Terminal, outcome: Outcome, output: Path) -> None:
     table = Table(title="Tried (secret)")
     for column in ("run", "score", "settings"):
         table.add_column(column, justify="left" if column == "settings" else "right")
@@ -139,13 +140,13 @@ def _show(console: Console, outcome: Outcome, output: Path) -> None:
         style = "bold green" if number == outcome.best else None
         table.add_row(str(number), f"{100 * score:.2f} %", settings, style=style)
     console.print(table)
-    console.print(outcome.cost, soft_wrap=True, highlight=False)
+    console.lines(outcome.cost)
     if outcome.statement is not None:
-        console.print(outcome.statement, soft_wrap=True, highlight=False)
+        console.print(outcome.statement, soft_wrap=True)
         kept = "model/ and privacy.json (to release), tuned.toml (the settings)"
     else:
         kept = f"tuned.toml. Train with it: lsg train --config {output / 'tuned.toml'} --output FOLDER"
-    console.print(f"{output}: {kept}", style="dim", soft_wrap=True, highlight=False)
+    console.print(f"{output}: {kept}", style="dim", soft_wrap=True)
 
 
 _OWN = (

@@ -4,7 +4,6 @@ A forward of the model goes through `RootForward`: `begin` (the recorder makes s
 forward is of a new kind), the model's own forward with its layers' rules, `end`. What is called does not call back.
 """
 
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lsg.check.outside_uses import used_outside
 from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError
+from lsg.files.foreign_text import say
 from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
 from lsg.layers.patched_module import Batch
@@ -136,10 +136,9 @@ class Attachment:
         saved = None if self._choice is None else self._choice.step_begins(step)
         if saved is None or self.fast is None or not self.fast.records:
             return
-        print(
+        say(
             f"lsg: compiling the model, which takes about {COMPILING:.0f} s and saves about {saved:.0f} s of what is "
             "left (engine.compile_seconds has its time; PerfConfig(compile=False) keeps lsg from it)",
-            file=sys.stderr,
         )
         self.fast.choose_compiled()
 

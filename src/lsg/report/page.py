@@ -6,16 +6,16 @@ policy lets no script run but its own, whose hash it names, and lets nothing be 
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from typing import Any
 
 from lsg import __version__
 from lsg.accounting.rounding import epsilon_text
+from lsg.files.foreign_text import in_html as escape
+from lsg.files.foreign_text import in_script
 from lsg.report.charts import make_charts
 from lsg.report.runs import StoredRun
 from lsg.report.settings import Section, as_text, make_sections, method_text, short_model, varying
@@ -43,17 +43,11 @@ def render(runs: Sequence[StoredRun], title: str) -> str:
         ),
         "runs": _runs_table(runs),
         "details": "".join(_details(number, run) for number, run in enumerate(runs)),
-        "data": json_for_script(charts),
+        "data": in_script(charts),
         "version": escape(__version__),
     }
     # In one pass, so that nothing that is put in is looked at again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
-
-
-def json_for_script(value: Any) -> str:
-    """JSON that can stand in a script element: no "</script>" and no "<!--" can occur in it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # escapes U+2028 and all else beyond ASCII
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _part(name: str) -> str:

@@ -1,15 +1,15 @@
 """Reads output folders of training runs: paths in, `StoredRun`s out. Nothing in those files is trusted to be sane."""
 
-import json
 import os
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_values import json_value, toml_value
 
 RESULT, METRICS, CONFIG, PRIVACY = "result.json", "metrics.jsonl", "config.toml", "privacy.json"
 _LARGEST = 1e100  # anything beyond is as good as infinite, and its sums would overflow
@@ -100,11 +100,11 @@ def _read_complete(folder: Path, name: str) -> StoredRun:
         config=_object(result["config"], file, "'config'"),
         score=_fraction(result, "score", file),
         scores={part: score for part in scores if (score := _fraction(scores, part, file)) is not None},
-        epsilon=_number(result, "epsilon", file),
-        noise_multiplier=_number(result, "noise_multiplier", file),
-        seconds=_number(result, "seconds", file),
+        epsilon=_amount(result, "epsilon", file),
+        noise_multiplier=_amount(result, "noise_multiplier", file),
+        seconds=_amount(result, "seconds", file),
         history=_history([(f"{file}: history row {i}", row) for i, row in enumerate(rows, 1)]),
-        privacy=_object(result.get("privacy") or {}, file, "'privacy'"),
+        privacy=_privacy(result.get("privacy") or {}, file, "'privacy'"),
         provenance=_object(result.get("provenance") or {}, file, "'provenance'"),
         warnings=_texts(result, "warnings", file),
     )
@@ -114,7 +114,7 @@ def _read_incomplete(folder: Path, name: str) -> StoredRun:
     rows = _json_lines(folder / METRICS)
     history = _history(rows)
     last = history[-1] if history else Epoch(0, 0.0, None, None)
-    seconds = [_number(row, "seconds", where) for where, row in rows]
+    seconds = [_amount(row, "seconds", where) for where, row in rows]
     privacy = folder / PRIVACY
     return StoredRun(
         name=name,
@@ -127,7 +127,7 @@ def _read_incomplete(folder: Path, name: str) -> StoredRun:
         noise_multiplier=None,
         seconds=sum(s for s in seconds if s is not None),
         history=history,
-        privacy=_object(_json(privacy), privacy, "the file") if privacy.exists() else {},
+        privacy=_privacy(_json(privacy), privacy, "the file") if privacy.exists() else {},
         provenance={},
     )
 
@@ -142,7 +142,7 @@ def _history(rows: Sequence[tuple[Path | str, Any]]) -> tuple[Epoch, ...]:
             raise ConfigurationError(f"{where}: 'epoch' must be a whole number, not {number!r}")
         epochs[number] = Epoch(
             number,
-            epsilon=_number(row, "epsilon", where),
+            epsilon=_amount(row, "epsilon", where),
             score=_fraction(row, "score", where),
             loss=_number(row, "loss", where),
             clip_share=_fraction(row, "clip_share", where),
@@ -155,46 +155,43 @@ def _history(rows: Sequence[tuple[Path | str, Any]]) -> tuple[Epoch, ...]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{file}: not UTF-8 text (byte {error.start})") from None
-
-
 def _parse(text: str) -> Any:
     """NaN and the infinities, which are not JSON but which a run that diverged may have written, are None."""
-    return loads(text, parse_constant=lambda _: None)
+    return json_value(text, parse_constant=lambda _: None)
 
 
 def _json(file: Path) -> Any:
+    text = read_text(file)
     try:
-        return _parse(_text(file))
-    except json.JSONDecodeError as error:
+        return _parse(text)
+    except JSONDecodeError as error:
         raise ConfigurationError(f"{file}: not valid JSON (line {error.lineno}: {error.msg})") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except ValueError as error:  # a number of thousands of digits, thousands of brackets
         raise ConfigurationError(f"{file}: not JSON that can be read ({error})") from None
 
 
 def _json_lines(file: Path) -> list[tuple[str, Any]]:
     """(where, row). A last line without its end is left out: the run was killed, or is still writing it."""
     rows = []
-    lines = _text(file).split("\n")
+    lines = read_text(file).split("\n")
     for number, line in enumerate(lines, 1):
         where = f"{file}: line {number}"
         try:
             if line.strip():
                 rows.append((where, _object(_parse(line), where, "it")))
-        except (ValueError, RecursionError):  # ConfigurationError is a ValueError, too
+        except ValueError:  # ConfigurationError is a ValueError, too
             if number < len(lines):
                 raise ConfigurationError(f"{where} is not a JSON object") from None
     return rows
 
 
 def _config(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    text = read_text(file)
     try:
-        return tomllib.loads(_text(file)) if file.exists() else {}
-    except tomllib.TOMLDecodeError as error:
+        return toml_value(text)
+    except ValueError as error:
         raise ConfigurationError(f"{file}: not valid TOML ({error})") from None
 
 
@@ -211,6 +208,23 @@ def _number(values: dict[str, Any], key: str, where: Path | str) -> float | None
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigurationError(f"{where}: '{key}' must be a number or null, not {value!r:.80}")
     return float(value) if -_LARGEST < value < _LARGEST else None
+
+
+def _amount(values: dict[str, Any], key: str, where: Path | str) -> float | None:
+    """A number that is never below 0: an ε that is would look better than any guarantee."""
+    value = _number(values, key, where)
+    if value is not None and value < 0:
+        raise ConfigurationError(f"{where}: '{key}' must be 0 or more, not {value:g}")
+    return value
+
+
+def _privacy(values: Any, where: Path | str, what: str) -> dict[str, Any]:
+    """What a run says about its privacy, with numbers that can be such."""
+    found = _object(values, where, what)
+    for key in ("epsilon", "noise_multiplier"):
+        _amount(found, key, where)
+    _fraction(found, "delta", where)
+    return found
 
 
 def _fraction(values: dict[str, Any], key: str, where: Path | str) -> float | None:

@@ -1,12 +1,12 @@
 """Runs that differ only by their seed are one setting: runs in, settings with mean and deviation out."""
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lsg.files.foreign_text import as_key
 from lsg.methods import METHODS
 from lsg.report.runs import StoredRun
 
@@ -138,7 +138,7 @@ def _label(config: dict[str, Any], differing: list[str], complete: bool) -> str:
 
 def _frozen(value: Any) -> str:
     """A text that is equal exactly for equal values; a file may say 1 and another 1.0."""
-    return json.dumps(_plain(value), sort_keys=True, default=str)
+    return as_key(_plain(value))
 
 
 def _plain(value: Any) -> Any:

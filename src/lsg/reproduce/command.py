@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from lsg.errors import ConfigurationError
+from lsg.files.terminal import Terminal, Words, echo
 from lsg.reproduce.grid import Failure, failure_reason, pending, run_cells, with_seeds
 from lsg.reproduce.store import Store, cell_name
 from lsg.train.config import RunConfig
@@ -54,7 +54,7 @@ def reproduce(
     from lsg.reproduce.studies import studies
     from lsg.train.run import run
 
-    console = Console()
+    console = Terminal()
     chosen_scale = scale_named(scale).using(_pairs("--data", data), _pairs("--model", model))
     folder = output or Path("runs/reproduce") / scale
     store = Store(folder / "cells")
@@ -81,7 +81,7 @@ def reproduce(
     )
     console.print(f"Index: {index}", soft_wrap=True)
     for failure in failures:
-        typer.echo(f"Failed: {failure.name}: {failure.reason}", err=True)
+        echo(f"Failed: {failure.name}: {failure.reason}", err=True)
     if failures:
         raise typer.Exit(1)
 
@@ -119,12 +119,12 @@ def _chosen(what: str, known: dict[str, "Study"]) -> list["Study"]:
 
 
 def _run(
-    cells: Sequence[RunConfig], store: Store, run: Callable[..., Any], kept: list[RunConfig], console: Console
+    cells: Sequence[RunConfig], store: Store, run: Callable[..., Any], kept: list[RunConfig], console: Terminal
 ) -> list[Failure]:
     bar = Progress(
         MofNCompleteColumn(),
         BarColumn(bar_width=10),
-        TextColumn("{task.fields[left]}  [bold]{task.description}"),
+        Words("{task.fields[left]}  {task.description}"),
         console=console,
     )
     if not cells:
@@ -143,8 +143,8 @@ def _run(
             left = (time.monotonic() - started) / done * (len(cells) - done)
             bar.update(task, advance=1, left=f"{left / 60:.0f} min left")
             outcome = store.outcome(cell) if failure is None else None
-            said = f"{100 * outcome.score:.1f} %" if outcome else f"[red]failed[/]: {failure and failure.reason}"
-            console.print(f"{done} of {len(cells)}  {cell_name(cell)}: {said}", soft_wrap=True, highlight=False)
+            said = f"{100 * outcome.score:.1f} %" if outcome else f"failed: {failure and failure.reason}"
+            console.print(f"{done} of {len(cells)}  {cell_name(cell)}: {said}", soft_wrap=True)
 
         return run_cells(cells, store, run, keep_models=kept, on_start=start, on_end=end)
 
@@ -159,7 +159,7 @@ class _Epochs(Listener):
         self._show(f"epoch {row['epoch']}")
 
 
-def _render(studies: Sequence["Study"], summaries: "Summaries", folder: Path, console: Console) -> list[Failure]:
+def _render(studies: Sequence["Study"], summaries: "Summaries", folder: Path, console: Terminal) -> list[Failure]:
     failures = []
     for study in studies:
         try:

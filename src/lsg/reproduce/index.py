@@ -1,6 +1,5 @@
 """The README of a reproduction's folder: what was run and what not, by which command, and where each file is."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
+from lsg.files.foreign_text import to_json
 from lsg.reproduce.grid import Failure, pending, with_seeds
 from lsg.reproduce.scales import Scale
 from lsg.reproduce.store import Store, cell_name
@@ -47,7 +47,7 @@ def write_index(
     lines += _listed("Failed", [f"{failure.name}: {failure.reason}" for failure in failures])
     lines += _listed("Not run", list(missing))
     details = {key: value for key, value in origin.items() if key not in ("command", "time_utc")}
-    lines += ["", "## Provenance of this command", "", "```json", json.dumps(details, indent=2), "```"]
+    lines += ["", "## Provenance of this command", "", "```json", to_json(details, indent=2), "```"]
     path = folder / "README.md"
     write_atomic(path, "\n".join(lines) + "\n")
     return path

@@ -3,7 +3,6 @@
 A record is a cell's `result.json` with the cell's name before it: settings, scores, privacy statement and provenance.
 """
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_text import say, to_json
+from lsg.files.foreign_values import json_value
 
 
 def records_file(folder: Path) -> Path:
@@ -22,12 +23,12 @@ def records_file(folder: Path) -> Path:
 def read_records(file: Path) -> dict[str, dict[str, Any]]:
     """Name -> record; nothing where there is no file."""
     records: dict[str, dict[str, Any]] = {}
-    lines = file.read_text(encoding="utf-8").strip("\n").split("\n") if file.exists() else []
+    lines = read_text(file).strip("\n").split("\n") if file.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            record = loads(line)
+            record = json_value(line)
             name = record["name"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{file}, line {number}: not a record ({error!r})") from None
         if name in records:
             raise ConfigurationError(f"{file}, line {number}: a second record of {name}")
@@ -43,8 +44,8 @@ def fold(folder: Path) -> Path:
         result = cell / "result.json"
         if not result.is_file():
             raise ConfigurationError(f"{cell}: not complete (it has no result.json); remove it, or run it to its end")
-        records[cell.name] = {"name": cell.name, **loads(result.read_text(encoding="utf-8"))}
-    lines = (json.dumps(records[name], ensure_ascii=False) + "\n" for name in sorted(records))
+        records[cell.name] = {"name": cell.name, **json_value(read_text(result))}
+    lines = (to_json(records[name]) + "\n" for name in sorted(records))
     write_atomic(file, "".join(lines))
     for cell in cells:
         shutil.rmtree(cell)
@@ -53,4 +54,4 @@ def fold(folder: Path) -> Path:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        print(fold(Path(argument)))
+        say(str(fold(Path(argument))))

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lsg.errors import ConfigurationError
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_values import json_value
 from lsg.methods import METHODS
 from lsg.reproduce.records import read_records, records_file
 from lsg.train.config import RunConfig
@@ -74,8 +75,10 @@ class Store:
         name, file = cell_name(config), self.path(config) / "result.json"
         published = None if file.exists() else self._published.get(name)
         place = str(file) if published is None else f"{records_file(self.folder)}: {name}"
+        if published is None and not file.exists():
+            return None
         try:
-            result = published or loads(file.read_text(encoding="utf-8"))
+            result = published or json_value(read_text(file))
             _check_same(place, stored_config(result["config"], place), config)
             epsilon = result["epsilon"]
             return Outcome(
@@ -84,11 +87,9 @@ class Store:
                 epsilon=math.inf if epsilon is None else epsilon,
                 seconds=result["seconds"],
             )
-        except FileNotFoundError:
-            return None
         except ConfigurationError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
                 f"{place}: not a result of a run ({error!r}); remove this file to run the cell again"
             ) from None

@@ -1,8 +1,13 @@
 """What every reader of a data set returns: labelled texts or images, for training and for evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from lsg.tasks.packed import PackedTexts
 
 
 @dataclass(frozen=True)
@@ -12,18 +17,19 @@ class Texts:
     persons: the id of the person that each of them is of, where the user named a column of ids.
     """
 
-    texts: list[str]
-    pairs: list[str] | None
+    texts: Sequence[str]
+    pairs: Sequence[str] | None
     labels: Tensor
     persons: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, indices: list[int]) -> "Texts":
-        pairs = None if self.pairs is None else [self.pairs[i] for i in indices]
-        persons = None if self.persons is None else [self.persons[i] for i in indices]
-        return Texts([self.texts[i] for i in indices], pairs, self.labels[indices], persons)
+    def take(self, indices: ArrayLike) -> "Texts":
+        rows = np.asarray(indices, dtype=np.int64)
+        pairs = None if self.pairs is None else _taken(self.pairs, rows)
+        persons = None if self.persons is None else [self.persons[i] for i in rows]
+        return Texts(_taken(self.texts, rows), pairs, self.labels[rows], persons)
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,13 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def take(self, indices: list[int]) -> "Images":
-        return Images(self.pixels[indices], self.labels[indices])
+    def take(self, indices: ArrayLike) -> "Images":
+        rows = np.asarray(indices, dtype=np.int64)
+        return Images(self.pixels[rows], self.labels[rows])
+
+
+def _taken(texts: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
+    return texts.take(rows) if isinstance(texts, PackedTexts) else [texts[i] for i in rows]
 
 
 Records = Texts | Images

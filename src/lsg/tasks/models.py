@@ -3,7 +3,6 @@
 Nothing that is loaded can run code: weights are safetensors, and a hub's own Python files are never executed.
 """
 
-import json
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +13,9 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError, first_line
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_text import to_json
+from lsg.files.foreign_values import json_value
 from lsg.layers.registry import rule_for
 from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, small_cnn, standardised_wrn, wrn28
 from lsg.tasks.names import ZOO_NAMES
@@ -226,7 +227,7 @@ def save_image_model(folder: Path, model: nn.Module, name: str, shape: ImageShap
         folder / "model.safetensors",
     )
     description = {"model": name, "shape": asdict(shape), **about}
-    (folder / "model.json").write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    (folder / "model.json").write_text(to_json(description, indent=2) + "\n", encoding="utf-8")
 
 
 def load_trained_image_model(folder: Path) -> nn.Module:
@@ -234,7 +235,7 @@ def load_trained_image_model(folder: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     try:
-        description = loads((folder / "model.json").read_text())
+        description = json_value(read_text(folder / "model.json"))
     except ValueError as error:
         raise ConfigurationError(f"{folder / 'model.json'} is damaged: {error}") from None
     model = load_image_model(description["model"], ImageShape(**description["shape"]))

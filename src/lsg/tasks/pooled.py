@@ -5,7 +5,6 @@ and brought to one length, so that a linear layer can learn from them at once, a
 equally long. The heads that transformers adds are deeper, begin at random, and often read the first token alone.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.errors import ConfigurationError, first_line
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_text import to_json
+from lsg.files.foreign_values import json_value
 from lsg.tasks.quiet_transformers import quiet_transformers
 
 _START = 1e-3  # deviation of a new head's weights: nearly 0, where all classes are equally likely
@@ -70,7 +71,7 @@ class PooledClassifier(nn.Module):
             {key: value.detach().cpu() for key, value in self.head.state_dict().items()}, folder / "head.safetensors"
         )
         about = {"pooling": self.pooling, "labels": self.labels}
-        (folder / "head.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / "head.json").write_text(to_json(about, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "PooledClassifier":
@@ -79,7 +80,7 @@ class PooledClassifier(nn.Module):
 
         folder = Path(folder)
         try:
-            about = loads((folder / "head.json").read_text(encoding="utf-8"))
+            about = json_value(read_text(folder / "head.json"))
             with quiet_transformers():
                 from transformers import AutoModel
 

@@ -11,6 +11,8 @@ hash is that of the person's id: all records of a person fall on one side, and o
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
+
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Records, TaskData, Texts
 
@@ -21,10 +23,8 @@ _KEY = b"lsg split 1: "
 
 def divide(records: Records, share: float, use: str) -> tuple[Records, Records]:
     """(the share, the rest), each in the order of the records. use: parts for different uses are independent."""
-    chosen = [number / 2**64 < share for number in _hashes(records, use)]
-    inside = [row for row, is_chosen in enumerate(chosen) if is_chosen]
-    outside = [row for row, is_chosen in enumerate(chosen) if not is_chosen]
-    return records.take(inside), records.take(outside)
+    chosen = np.fromiter((number / 2**64 < share for number in _hashes(records, use)), dtype=bool, count=len(records))
+    return records.take(np.flatnonzero(chosen)), records.take(np.flatnonzero(~chosen))
 
 
 def how_divided(records: Records) -> str:

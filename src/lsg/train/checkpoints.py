@@ -1,12 +1,14 @@
-"""Decides when a run writes a checkpoint: the state of the loop in, now and then a file out."""
+"""Decides when a run writes a checkpoint, and checks what one says: the state of the loop in, a file out, and back."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lsg.checkpoint import save_checkpoint
 from lsg.engine import PrivacyEngine
+from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
 from lsg.train.loop import LoopState
 
@@ -53,3 +55,37 @@ class CheckpointWriter:
 
     def _worth_it(self) -> bool:
         return time.perf_counter() - self._last >= max(SECONDS_BETWEEN, self._cost / SHARE_OF_TIME)
+
+
+def restored_progress(extra: dict[str, Any], epochs: int, path: Path) -> tuple[LoopState, list[dict[str, Any]]]:
+    """Where the loop stands and the rows of metrics so far. A file whose checksum fits may still be somebody's own."""
+    with damage_named(path):
+        start, rows = LoopState(**extra["progress"]), [{**row} for row in extra["rows"]]
+        for value in (start.epochs, start.steps, start.samples):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{value!r:.80} where a number of epochs, steps or samples stands")
+        if not start.epochs == len(rows) < epochs:
+            raise ValueError(f"{len(rows)} rows of metrics after {start.epochs} of {epochs} epochs")
+        for number, row in enumerate(rows, 1):
+            kinds = {"epoch": int, "steps": int, "score": float, "seconds": float, "samples_per_second": float}
+            if not all(type(row[key]) is kind for key, kind in kinds.items()) or row["epoch"] != number:
+                raise ValueError(f"row {number} of its metrics is none")
+            for key in ("loss", "epsilon", "clip_share", "signal_norm", "noise_norm", "update_norm"):
+                if row.get(key) is not None and not isinstance(row[key], int | float):
+                    raise ValueError(f"row {number} of its metrics has no number as {key}")
+            if not all(isinstance(score, float) for score in row["scores"].values()):
+                raise ValueError(f"row {number} of its metrics has no number as a score")
+    return start, rows
+
+
+@contextlib.contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Names the checkpoint in one line, whatever its content lacks."""
+    try:
+        yield
+    except LsgError:
+        raise
+    except Exception as error:  # of as many kinds as there are ways to leave something out
+        raise ConfigurationError(
+            f"checkpoint '{path}' is damaged, or was not made by lsg ({type(error).__name__}: {first_line(error):.200})"
+        ) from None

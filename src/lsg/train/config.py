@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import is_text
 from lsg.methods import METHODS, Clipping, Importance, Method, make_method
 from lsg.tasks.names import POOLINGS
 
@@ -18,6 +19,15 @@ OPTIMIZERS = ("adam", "sgd")
 LR_SCHEDULES = ("constant", "linear", "steps")
 TRAINABLE = ("paper", "all", "bias", "head")
 POOLING = ("model", *POOLINGS)
+MOST_EPOCHS = 1_000_000  # a row of metrics each; anything longer is a slip of the finger
+# Beyond these, products and quotients with other settings leave the range of 32 bits, or no accountant can tell ε.
+RANGES = {
+    "max_grad_norm": (1e-30, 1e30),
+    "head_scale": (1e-30, 1e30),
+    "head_lr": (1e-30, 1e30),
+    "noise_multiplier": (1e-6, 1e6),
+    "epsilon": (1e-6, 1e6),
+}
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ class RunConfig:
         ):
             if getattr(self, name) not in known:
                 raise ConfigurationError(f"{option(name)} '{getattr(self, name)}' must be one of {', '.join(known)}")
+        self._check_sizes()
         for name in ("lr", "max_grad_norm", "head_scale", "head_lr", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
@@ -145,6 +156,21 @@ class RunConfig:
             )
         self._check_budget()
         self.make_method()  # refuses a bad rank, sparsity or importance
+
+    def _check_sizes(self) -> None:
+        """Of every field: texts that a file can hold, and numbers that arithmetic with 32 bits can."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str) and not is_text(value):
+                raise ConfigurationError(f"{option(field.name)} '{value}' is not UTF-8 text, which files hold")
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise ConfigurationError(f"{option(field.name)} is a number of more than 18 digits")
+        if self.epochs > MOST_EPOCHS:
+            raise ConfigurationError(f"--epochs {self.epochs:,} must be at most {MOST_EPOCHS:,}")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if value and value > 0 and math.isfinite(value) and not least <= value <= most:
+                raise ConfigurationError(f"{option(name)} {value:g} must be between {least:g} and {most:g}")
 
     def _check_budget(self) -> None:
         given = [name for name in ("epsilon", "noise_multiplier") if getattr(self, name) is not None]

@@ -5,7 +5,6 @@ can be read by their owner alone.
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,9 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import UNFINISHED, errors_naming, sync_folder, sync_tree, write_atomic
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_text import to_json
+from lsg.files.foreign_values import json_value
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings, to_toml
 from lsg.train.lock import held_folder, is_leftover
@@ -106,22 +107,24 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            found = loads(path.read_text(encoding="utf-8"))
+            found = json_value(read_text(path))
             if not isinstance(found, dict):
                 raise ValueError("it holds no result of a run")
-        except (ValueError, RecursionError) as error:
+        except ConfigurationError:
+            raise
+        except ValueError as error:
             raise ConfigurationError(f"{path} is damaged: {error}") from None
         return found
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        write_atomic(self.path / "metrics.jsonl", "".join(_json(row) + "\n" for row in rows), secret=True)
+        write_atomic(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in rows), secret=True)
 
     def write_privacy(self, statement: dict[str, Any]) -> None:
         """The one file beside the model that is made to be released."""
-        write_atomic(self.path / "privacy.json", _json(statement, indent=2) + "\n")
+        write_atomic(self.path / "privacy.json", to_json(statement, indent=2) + "\n")
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_atomic(self.path / "result.json", _json({"secret": SECRET} | result, indent=2) + "\n", secret=True)
+        write_atomic(self.path / "result.json", to_json({"secret": SECRET} | result, indent=2) + "\n", secret=True)
 
     def write_model(self, save: Callable[[Path], None]) -> None:
         """save: writes into a folder that it makes itself."""
@@ -137,15 +140,13 @@ class RunFolder:
                     target.replace(earlier)
                 unfinished.replace(target)
                 sync_folder(self.path)
-                shutil.rmtree(earlier, ignore_errors=True)
             finally:
+                if earlier.exists() and not target.exists():  # stopped between the two
+                    earlier.replace(target)
+                shutil.rmtree(earlier, ignore_errors=True)
                 shutil.rmtree(unfinished, ignore_errors=True)
 
     def drop_checkpoint(self) -> None:
         """Once the model and a result that can be read are there: until then the checkpoint is all there is."""
         if (self.path / "model").is_dir() and self.result() is not None:
             shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)

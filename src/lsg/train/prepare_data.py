@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import is_text, visible
 from lsg.tasks.data import Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
 from lsg.tasks.readers.files import local_path
+from lsg.tasks.readers.progress import told_to
 from lsg.tasks.split import HELD_OUT_PART, divide, how_divided
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
@@ -74,25 +76,38 @@ def prepare_data(
     shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
     if key not in _CACHE:
-        encoded = _encode(config, _divided(_read(config), config, only_tuning_part), device, listener)
+        encoded = _encode(config, _divided(_read(config, listener), config, only_tuning_part), device, listener)
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
     data = _CACHE[key]
     sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
-    labels = ", ".join(data.label_names[:_NAMED]) + (", ..." if len(data.label_names) > _NAMED else "")
+    labels = ", ".join(visible(name, 80) for name in data.label_names[:_NAMED]) + (
+        ", ..." if len(data.label_names) > _NAMED else ""
+    )
     counted = data.protected(config).counted
     cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
-    listener.note(f"{data.source}: {counted} for training, {sizes}; labels {labels}{cut}")
+    listener.note(f"{visible(data.source)}: {counted} for training, {sizes}; labels {labels}{cut}")
     return data
 
 
-def _read(config: RunConfig) -> TaskData:
-    from lsg.tasks.catalog import TASKS, load_task
+def _read(config: RunConfig, listener: Listener) -> TaskData:
+    from lsg.tasks.catalog import TASKS
     from lsg.tasks.names import check_task
 
     check_task(config.task)
     check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes
+    with told_to(listener.prepared):
+        found = _loaded(config)
+    for name in found.label_names:
+        if not is_text(name):  # before training: the model's files name the classes
+            raise ConfigurationError(f"{found.source}: the name of the class '{visible(name)}' is not UTF-8 text")
+    return found
+
+
+def _loaded(config: RunConfig) -> TaskData:
+    from lsg.tasks.catalog import load_task
+
     return load_task(
         config.task,
         config.data,

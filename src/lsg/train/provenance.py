@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lsg.files.foreign_text import visible
+
 # Besides torch, what decides epsilon (opacus and dp-accounting) and the arithmetic.
 _PACKAGES = ("torch", "numpy", "opacus", "dp-accounting", "scikit-learn")
 
@@ -19,7 +21,7 @@ def provenance() -> dict[str, Any]:
     from lsg import __version__
 
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": visible(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]), 10_000),
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
@@ -68,7 +70,7 @@ def _hardware() -> dict[str, Any]:
 
 def _cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -5,9 +5,11 @@ line in `_CHECKS`. A run that is warned of ends as any other.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 Row = dict[str, Any]  # of metrics.jsonl
 
@@ -18,6 +20,8 @@ ERRORS = 2.0
 # All signals of a run over all its noise: below one half, less than a fifth of the squared length of what moved the
 # weights is signal, at best.
 DROWNED = 0.5
+# Weights beyond this are nobody's: those of trained networks seldom reach 100.
+HUGE = 1e6
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,17 @@ def find_warnings(rows: Sequence[Row], facts: RunFacts) -> list[RunWarning]:
     return [warning for warning in found if warning is not None]
 
 
-def not_finite_weights() -> RunWarning:
-    """The weights are what is released, so that this tells nothing more."""
-    return RunWarning("weights", "training diverged, and weights are not finite: try a lower --lr", releasable=True)
+def weight_warnings(weights: Iterable[Tensor]) -> list[RunWarning]:
+    """Of the weights at the end. They are what is released, so that this tells nothing more."""
+    sizes = [float(weight.detach().abs().max()) for weight in weights if weight.numel()]
+    if not all(map(math.isfinite, sizes)):
+        text = "training diverged, and weights are not finite: try a lower --lr"
+    elif max(sizes, default=0.0) > HUGE:
+        text = f"training diverged: weights are as large as {max(sizes):.1e}, and trained ones rarely pass 10. Try a "
+        text += "lower --lr"
+    else:
+        return []
+    return [RunWarning("weights", text, releasable=True)]
 
 
 def ended_early(steps: int, planned: int) -> RunWarning:

@@ -20,7 +20,7 @@ from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
 from lsg.tasks.models import save_image_model, save_text_model
-from lsg.train.checkpoints import CheckpointWriter
+from lsg.train.checkpoints import CheckpointWriter, damage_named, restored_progress
 from lsg.train.config import RunConfig
 from lsg.train.evaluation import Classifier, Evaluation
 from lsg.train.listener import Listener, RunStart
@@ -33,7 +33,7 @@ from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
-from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warnings, not_finite_weights
+from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warnings, weight_warnings
 from lsg.train.shared_folder import SharedFolder
 
 
@@ -208,8 +208,7 @@ class Training:
             return self.evaluation(model)
 
     def _final_warnings(self, rows: list[dict[str, Any]]) -> list[RunWarning]:
-        finite = all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
-        found = [] if finite else [not_finite_weights()]
+        found = weight_warnings(self.model.parameters())
         taken = self.scheduler.last_epoch
         if taken < self.steps:
             found.append(ended_early(taken, self.steps))
@@ -248,11 +247,14 @@ class Training:
                 f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
                 "another way, and cannot go on with these: begin it again in another folder"
             )
-        self.scheduler.load_state_dict(extra["scheduler"])
-        if self.average is not None:
-            self.average.load_state_dict(extra["average"])
-        self.listener.note(f"going on after epoch {extra['progress']['epochs']}, step {extra['progress']['steps']}")
-        return self._own_share(LoopState(**extra["progress"]), extra.get("shares")), extra["rows"]
+        start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
+        with damage_named(self.folder.checkpoint):
+            self.scheduler.load_state_dict(extra["scheduler"])
+            if self.average is not None:
+                self.average.load_state_dict(extra["average"])
+            start = self._own_share(start, extra.get("shares"))
+        self.listener.note(f"going on after epoch {start.epochs}, step {start.steps}")
+        return start, rows
 
     def _own_share(self, start: LoopState, shares: list[list[Any]] | None) -> LoopState:
         """With what this rank has summed up of the epoch in progress; where there were other ranks, rank 0 has all."""
@@ -274,7 +276,7 @@ class Training:
             "loss": _finite(epoch.loss),
             "clip_share": signals and signals.clip_share,
             "signal_norm": signals and _finite(signals.signal_norm),
-            "noise_norm": signals and signals.noise_norm,
+            "noise_norm": signals and _finite(signals.noise_norm),
             "update_norm": signals and _finite(signals.update_norm),
             "score": epoch.score,
             "scores": self.evaluation.scores,

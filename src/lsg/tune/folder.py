@@ -5,7 +5,6 @@ model/, privacy.json: of a paid search, what may be released. scores.json: writt
 """
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +13,9 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 from lsg.files.atomic import write_atomic
-from lsg.files.strict_json import loads
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_text import to_json, visible
+from lsg.files.foreign_values import json_value
 from lsg.train.config_file import to_toml
 from lsg.train.folder import RunFolder
 from lsg.train.lock import held_folder, is_leftover
@@ -84,7 +85,7 @@ class SearchFolder:
         own.write_privacy(statement)
 
     def write_settings(self, settings: dict[str, Any], about: str) -> None:
-        comment = "".join(f"# {line}\n" for line in about.splitlines())
+        comment = "".join(f"# {visible(line)}\n" for line in about.splitlines())
         write_atomic(self.path / "tuned.toml", comment + to_toml(settings))
 
     def complete(self, outcome: dict[str, Any]) -> None:
@@ -97,8 +98,7 @@ class SearchFolder:
         return {key: value for key, value in _read(self._scores).items() if key != "secret"}
 
     def _write(self, path: Path, values: dict[str, Any]) -> None:
-        text = json.dumps({"secret": _SECRET} | values, indent=2, allow_nan=False, ensure_ascii=False)
-        write_atomic(path, text + "\n", secret=True)
+        write_atomic(path, to_json({"secret": _SECRET} | values, indent=2) + "\n", secret=True)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -107,9 +107,11 @@ def _copy(source: Path, target: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = loads(path.read_text(encoding="utf-8"))
+        found = json_value(read_text(path))
         if not isinstance(found, dict):
             raise ValueError("it holds no search")
-    except (ValueError, RecursionError) as error:
+    except ConfigurationError:
+        raise
+    except ValueError as error:
         raise ConfigurationError(f"{path} is damaged: {error}") from None
     return found

@@ -1,9 +1,9 @@
 """Which columns of a table are the text, its pair, the label and the person: as named by the user, or guessed."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import listed
 
 PAIRS = (
     ("sentence1", "sentence2"),
@@ -78,10 +78,6 @@ class WantedColumns:
                 f"{source}: no column looks like a {what}; name one with --{what}-column; it has {listed(existing)}"
             )
         return Columns(text, pair, label, self.person)
-
-
-def listed(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _first(candidates: tuple[str, ...], existing: dict[str, str]) -> str | None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from lsg.errors import ConfigurationError, first_line
+from lsg.files.foreign_text import listed
 from lsg.tasks.data import Images
-from lsg.tasks.readers.columns import WantedColumns, listed
+from lsg.tasks.packed import TextColumn, WordColumn
+from lsg.tasks.readers.columns import WantedColumns
 from lsg.tasks.readers.pixels import labelled_images
 from lsg.tasks.readers.tables import Table
 
@@ -36,12 +38,14 @@ def hub_table(splits: Splits, split: str, source: str, wanted: WantedColumns) ->
     """Classes that have names are given by name, all others as they are."""
     dataset = _split(splits, split, source)
     columns = wanted.among(list(dataset.column_names), f"{source} {split}")
-    values = {name: list(dataset[name]) for name in columns.names}
+    values: dict[str, Any] = {name: list(dataset[name]) for name in columns.names}
     names = getattr(dataset.features[columns.label], "names", None)
     if names is not None:  # an unlabelled record has class -1
         values[columns.label] = [
             names[label] if label is not None and 0 <= label < len(names) else label for label in values[columns.label]
         ]
+    words = (columns.label, columns.person)
+    values = {name: (WordColumn if name in words else TextColumn)(found) for name, found in values.items()}
     return Table(f"{source} {split}", columns, values, range(1, len(dataset) + 1), unit="row")
 
 

@@ -5,6 +5,7 @@ An idx file: two zero bytes, the type (8: unsigned bytes), the number of dimensi
 """
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -34,6 +35,7 @@ CLASSES = (
 )
 PARTS = {"train": "train", "test": "t10k"}  # part -> how its files' names begin
 UNSIGNED_BYTES = 8
+LARGEST = 1 << 29  # bytes: ten times what these images take
 
 
 def read_fashion_mnist(data: str | None) -> TaskData:
@@ -72,9 +74,12 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     content = read_bytes(path)
     if path.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(LARGEST + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigurationError(f"{path}: not a whole gzip file ({error})") from None
+        if len(content) > LARGEST:
+            raise ConfigurationError(f"{path}: unpacks to more than {LARGEST:,} bytes, too many for these images")
     header = 4 + 4 * dimensions
     magic = bytes((0, 0, UNSIGNED_BYTES, dimensions))
     if content[:4] != magic or len(content) < header:

@@ -13,9 +13,11 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.extras import needs_extra
+from lsg.files.foreign_files import open_regular
+from lsg.files.foreign_text import listed
 from lsg.tasks.data import Images, TaskData
-from lsg.tasks.readers.columns import listed
 from lsg.tasks.readers.files import local_path, require_folder
+from lsg.tasks.readers.progress import Reading
 from lsg.tasks.split import hold_out
 
 with needs_extra("train", "reading images"):
@@ -91,7 +93,9 @@ def _size(path: Path) -> tuple[int, int]:
 def _read(files: list[tuple[Path, int]], size: tuple[int, int]) -> Images:
     width, height = size
     pixels = np.empty((len(files), 3, height, width), dtype=np.uint8)
+    reading = Reading("reading images", len(files))
     for row, (path, _) in enumerate(files):
+        reading.at(row)
         with _opened(path) as image:
             if image.size != size:
                 raise ConfigurationError(
@@ -101,6 +105,7 @@ def _read(files: list[tuple[Path, int]], size: tuple[int, int]) -> Images:
             if image.mode.startswith(DEEP_MODES):
                 raise ConfigurationError(f"{path}: more than 8 bits a pixel ({image.mode}); convert it to 8 bits")
             pixels[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    reading.end()
     return Images(torch.from_numpy(pixels), torch.tensor([number for _, number in files]))
 
 
@@ -111,7 +116,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         # A header that claims a huge image is an error too: decoding it would take all memory.
         with (
             warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
-            Image.open(path, formats=tuple(set(FORMATS.values()))) as image,
+            open_regular(path) as file,
+            Image.open(file, formats=tuple(set(FORMATS.values()))) as image,
         ):
             yield image
     except ConfigurationError:

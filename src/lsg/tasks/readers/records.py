@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import visible
 from lsg.tasks.data import Texts
+from lsg.tasks.packed import PackedTexts
 from lsg.tasks.readers.tables import Table
 
 MAX_CLASSES = 1000  # more are not classes but numbers or texts
@@ -22,7 +24,7 @@ def texts_of(table: Table, labels: Sequence[str], *, pair_may_be_empty: bool = F
     pair = table.columns.pair
     texts = _checked(table, table.columns.text)
     pairs = None if pair is None else _checked(table, pair, may_be_empty=pair_may_be_empty)
-    persons = None if table.columns.person is None else _words(table, table.columns.person, "the id")
+    persons = None if table.columns.person is None else _persons(table, table.columns.person)
     return Texts(texts, pairs, _classes(table, labels), persons)
 
 
@@ -37,30 +39,40 @@ def label_names(table: Table) -> tuple[str, ...]:
     return tuple(sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names))
 
 
-def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> list[str]:
+def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> PackedTexts:
     values = table.values[column]
     for row, value in enumerate(values):
         if value is not None and not isinstance(value, str):
             raise ConfigurationError(f"{table.place(row)}: '{column}' is {_short(value)}, not a text")
         if not may_be_empty and (value is None or not value.strip()):
             raise ConfigurationError(f"{table.place(row)}: '{column}' is empty")
-    return [value or "" for value in values] if may_be_empty else values
+    texts: PackedTexts = values.texts()
+    return texts
 
 
 def _classes(table: Table, labels: Sequence[str]) -> Tensor:
     known = {label: number for number, label in enumerate(labels)}
+    column = table.values[table.columns.label]
     classes = []
-    for row, label in enumerate(_words(table, table.columns.label, "label")):
-        if label not in known:
-            raise ConfigurationError(f"{table.place(row)}: label '{label}' is not one of {_some(labels)}")
-        classes.append(known[label])
-    return torch.tensor(classes, dtype=torch.int64)
+    for word, row in zip(_words(table, table.columns.label, "label"), column.first, strict=True):
+        if word not in known:
+            raise ConfigurationError(f"{table.place(row)}: label '{visible(word, 80)}' is not one of {_some(labels)}")
+        classes.append(known[word])
+    return torch.tensor(classes, dtype=torch.int64)[torch.from_numpy(column.codes.copy())]
+
+
+def _persons(table: Table, column: str) -> list[str]:
+    words = _words(table, column, "the id")
+    return [words[code] for code in table.values[column].codes]
 
 
 def _words(table: Table, column: str, what: str) -> list[str]:
-    """Labels or ids as words, whatever the format: those without types write the number 1 as "1". what: for errors."""
+    """Distinct labels or ids as words, whatever the format: those without types write the number 1 as "1".
+
+    what: for errors.
+    """
     words = []
-    for row, value in enumerate(table.values[column]):
+    for value, row in zip(table.values[column].distinct, table.values[column].first, strict=True):
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # a column of integers that lacks one somewhere becomes one of floats
         word = str(value).lower() if isinstance(value, bool) else str(value).strip()
@@ -82,4 +94,6 @@ def _short(value: Any) -> str:
 
 
 def _some(names: Sequence[str], limit: int = 10) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(visible(name, 80) for name in names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )

@@ -4,29 +4,37 @@ A TSV has no quoting, as GLUE's have none: a quotation mark is a character like 
 way, so that a text may hold commas and line breaks.
 """
 
-import csv
-import io
+import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lsg.errors import ConfigurationError, first_line
-from lsg.files.strict_json import loads
-from lsg.tasks.readers.columns import Columns, WantedColumns, listed
-from lsg.tasks.readers.files import read_bytes, read_text
+from lsg.files.foreign_files import open_regular
+from lsg.files.foreign_text import is_text, listed
+from lsg.files.foreign_values import csv_rows, json_value
+from lsg.tasks.packed import TextColumn, WordColumn
+from lsg.tasks.readers.columns import Columns, WantedColumns
+from lsg.tasks.readers.files import text_lines
+from lsg.tasks.readers.progress import Reading
+
+ROWS_AT_ONCE, BYTES_AT_ONCE = 1 << 14, 1 << 20  # of a Parquet file
+LEAST_OF_A_TEXT = 4  # bytes that Parquet writes of a text's length alone; its number in a dictionary takes fewer
 
 
 @dataclass(frozen=True)
 class Table:
     """The text, pair and label columns of one file or hub split, as they stand there.
 
+    values: by column's name, a TextColumn of texts and a WordColumn of labels and ids.
     numbers: where each row is found, counted in `unit`s from 1.
     """
 
     source: str
     columns: Columns
-    values: dict[str, list[Any]]
+    values: dict[str, Any]
     numbers: Sequence[int]
     unit: str = "line"
 
@@ -47,9 +55,8 @@ def read_table(path: Path, wanted: WantedColumns) -> Table:
 
 
 def read_tsv(path: Path, wanted: WantedColumns) -> Table:
-    # Not splitlines(), which also breaks at characters that occur within texts, such as U+2028.
-    lines = read_text(path).replace("\r\n", "\n").split("\n")
-    return _delimited(path, ((number, line.split("\t")) for number, line in enumerate(lines, 1)), wanted)
+    lines = enumerate(text_lines(path), 1)
+    return _delimited(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines), wanted)
 
 
 def read_csv(path: Path, wanted: WantedColumns) -> Table:
@@ -57,14 +64,12 @@ def read_csv(path: Path, wanted: WantedColumns) -> Table:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    number = 1  # of the line that a row starts at; a quoted text may go on for several
     try:
-        for fields in reader:
-            yield number, fields
-            number = reader.line_num + 1
-    except csv.Error as error:
-        raise ConfigurationError(f"{path}, line {number}: not valid CSV ({error})") from None
+        yield from csv_rows(text_lines(path, newline=""))
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"{path}, {error}") from None
 
 
 def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: WantedColumns) -> Table:
@@ -75,8 +80,9 @@ def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted
     for name in columns.names:
         if header.count(name) > 1:
             raise ConfigurationError(f"{path}, line 1: the header names the column '{name}' twice")
-    stores = [(header.index(name), list[str]()) for name in columns.names]
-    numbers = []
+    values = _stores(columns)
+    stores = [(header.index(name), values[name]) for name in columns.names]
+    numbers = array("I")
     for number, fields in remaining:
         if len(fields) != len(header):
             raise ConfigurationError(
@@ -86,61 +92,96 @@ def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted
         for position, store in stores:
             store.append(fields[position])
         numbers.append(number)
-    return Table(str(path), columns, dict(zip(columns.names, (store for _, store in stores), strict=True)), numbers)
+    return Table(str(path), columns, values, numbers)
+
+
+def _stores(columns: Columns) -> dict[str, Any]:
+    """Empty columns for texts, and for words."""
+    return {name: TextColumn() if name in (columns.text, columns.pair) else WordColumn() for name in columns.names}
 
 
 def read_jsonl(path: Path, wanted: WantedColumns) -> Table:
     """One JSON object a line. The first one's keys are the columns; each line must have those that are chosen."""
-    values: dict[str, list[Any]] = {}
-    numbers: list[int] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    values: dict[str, Any] = {}
+    numbers = array("I")
+    for number, line in enumerate(text_lines(path), 1):
         try:
-            row = loads(line)
-        except (ValueError, RecursionError) as error:
+            row = json_value(line)
+        except ValueError as error:
             raise ConfigurationError(f"{path}, line {number}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
             raise ConfigurationError(f"{path}, line {number}: not a JSON object such as {{'text': ..., 'label': ...}}")
         if not numbers:
             columns = wanted.among(list(row), str(path))
-            values = {name: [] for name in columns.names}
+            values = _stores(columns)
         for name, store in values.items():
             if name not in row:
                 raise ConfigurationError(f"{path}, line {number}: no '{name}'; it has {listed(row)}")
-            if isinstance(row[name], str) and not _is_unicode(row[name]):
+            if isinstance(row[name], str) and not is_text(row[name]):
                 raise ConfigurationError(f"{path}, line {number}: '{name}' holds half a character (a lone surrogate)")
             store.append(row[name])
         numbers.append(number)
     return Table(str(path), columns, values, numbers)
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON can write what no text can hold: \\ud83d alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def read_parquet(path: Path, wanted: WantedColumns) -> Table:
+    """Some rows at a time. A text that a column repeats is kept once, as in the file."""
     try:
         import pyarrow
-        from pyarrow import parquet
     except ImportError:
         raise ConfigurationError(f"{path}: Parquet needs pyarrow: pip install 'pyarrow>=14.0.1'") from None
+    if not os.path.getsize(path):
+        raise ConfigurationError(f"{path}: the file is empty")
     try:
-        file = parquet.ParquetFile(io.BytesIO(read_bytes(path)))
-        names = file.schema_arrow.names
-        columns = wanted.among(names, str(path))
-        for name in columns.names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"{path}: two columns are named '{name}'")
-        content = file.read(columns=columns.names)
-        content.validate(full=True)  # a damaged file may be of the right form and hold texts that are not UTF-8
-        values = content.to_pydict()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        with open_regular(path) as opened:
+            return _parquet_table(path, opened, wanted)
+    except ConfigurationError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise ConfigurationError(f"{path}: not a readable Parquet file ({first_line(error)})") from None
-    return Table(str(path), columns, values, range(1, file.metadata.num_rows + 1), unit="row")
+
+
+def _parquet_table(path: Path, opened: IO[bytes], wanted: WantedColumns) -> Table:
+    import pyarrow
+    from pyarrow import parquet, types
+
+    file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=BYTES_AT_ONCE)
+    names = file.schema_arrow.names
+    columns = wanted.among(names, str(path))
+    for name in columns.names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{path}: two columns are named '{name}'")
+    texts = [name for name in columns.names if types.is_string(file.schema_arrow.field(name).type)]
+    repeating = [name for name in texts if _is_repeated(file.metadata, name)]
+    file = parquet.ParquetFile(opened, pre_buffer=False, buffer_size=BYTES_AT_ONCE, read_dictionary=repeating)
+    rows = file.metadata.num_rows
+    values, reading, done = _stores(columns), Reading(f"reading {path.name}", rows), 0
+    for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns.names, use_threads=False):
+        batch.validate(full=True)  # a damaged file may be of the right form and hold texts that are not UTF-8
+        for name in columns.names:
+            values[name].extend_arrow(batch.column(name))
+        done += len(batch)
+        pyarrow.default_memory_pool().release_unused()  # it keeps what it has freed, for itself
+        reading.at(done)
+    reading.end()
+    if done != rows:
+        raise ConfigurationError(f"{path}: {done:,} rows, where its end says {rows:,}")
+    return Table(str(path), columns, values, range(1, rows + 1), unit="row")
+
+
+def _is_repeated(metadata: Any, column: str) -> bool:
+    """Whether the file holds each text of the column once, with a number for each row: a text may stand in it once and
+    come a million times. Other columns take no more memory than their pages."""
+    for group in range(metadata.num_row_groups):
+        chunks = (metadata.row_group(group).column(place) for place in range(metadata.num_columns))
+        chunk = next(chunk for chunk in chunks if chunk.path_in_schema == column)
+        if not chunk.has_dictionary_page:
+            return False
+        dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
+        is_most = 2 * dictionary > chunk.total_compressed_size
+        if not is_most and chunk.total_uncompressed_size >= LEAST_OF_A_TEXT * chunk.num_values:
+            return False
+    return True
 
 
 FORMATS: dict[str, Callable[[Path, WantedColumns], Table]] = {

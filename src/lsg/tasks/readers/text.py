@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_text import listed
 from lsg.tasks.data import TaskData
-from lsg.tasks.readers.columns import WantedColumns, listed
+from lsg.tasks.readers.columns import WantedColumns
 from lsg.tasks.readers.files import local_path
 from lsg.tasks.readers.hub import hub_table, load_hub
 from lsg.tasks.readers.records import label_names, texts_of
