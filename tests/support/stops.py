@@ -34,7 +34,12 @@ def begin(output: Path) -> "subprocess.Popen[str]":
         text=True,
         env=environment,
         cwd=output.parent,
+        preexec_fn=_listen,  # a shell's background jobs ignore SIGINT, and so do their children
     )
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def stopped(output: Path, number: signal.Signals, moment: float) -> dict[str, Any]:
