@@ -28,8 +28,7 @@ from lsg.audit.report import audited_method
 from lsg.audit.rig import ONE_RECORD, UnitShape
 from lsg.audit.settings import CLIPPINGS
 from lsg.audit.white_box import audit_step
-from lsg.methods import PRIVATE_METHODS
-from lsg.step.clipping import Clipping
+from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
 
 CONFIDENCE, EPSILON, DELTA, TRIALS, SAMPLED_EPOCHS = 0.999, 3.0, 1e-5, 4000, 20

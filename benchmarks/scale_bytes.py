@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from lsg import LSG, PrivacyEngine
-from lsg.bench.presets import preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import preset
 from lsg.train.provenance import provenance
 
 OUTPUT = Path(__file__).parents[1] / "results" / "scale" / "bytes.json"

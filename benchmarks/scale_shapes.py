@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from lsg import LSG
-from lsg.bench.presets import PRESETS, Preset, workload
+from lsg.bench.presets import workload
+from lsg.bench.shapes import PRESETS, Preset
 from lsg.layers.treatments import treat_parameters
 from lsg.subspace.importance import kept_count
 
