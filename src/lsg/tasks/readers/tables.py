@@ -174,8 +174,8 @@ def _is_repeated(metadata: Any, column: str) -> bool:
     come a million times. Other columns take no more memory than their pages."""
     for group in range(metadata.num_row_groups):
         chunks = (metadata.row_group(group).column(place) for place in range(metadata.num_columns))
-        chunk = next(chunk for chunk in chunks if chunk.path_in_schema == column)
-        if not chunk.has_dictionary_page:
+        chunk = next((chunk for chunk in chunks if chunk.path_in_schema == column), None)
+        if chunk is None or not chunk.has_dictionary_page:
             return False
         dictionary = chunk.data_page_offset - chunk.dictionary_page_offset
         is_most = 2 * dictionary > chunk.total_compressed_size
