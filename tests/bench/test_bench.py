@@ -126,9 +126,8 @@ def test_images_are_timed_in_both_layouts_and_texts_without_a_mask() -> None:
 def test_what_is_not_installed_is_left_out_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsg.bench.other_libraries.find_spec", lambda name: None)
     monkeypatch.setitem(PRESETS, "tiny", TINY)
-    command_file = sys.modules["lsg.cli.bench"]
-    monkeypatch.setattr(command_file, "measure", lambda builders, **_: [_timing(name, 1.0) for name in builders])
-    monkeypatch.setattr(command_file, "difference", lambda *_: 0.0)
+    monkeypatch.setattr("lsg.bench.timing.measure", lambda builders, **_: [_timing(name, 1.0) for name in builders])
+    monkeypatch.setattr("lsg.bench.checking.difference", lambda *_: 0.0)
     command = ["bench", "--preset", "tiny", "--device", "cpu", "--output", str(tmp_path)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
-from lsg.cli.train import _Bar, run_settings
+from lsg.cli.run_settings import run_settings
+from lsg.cli.train import _Bar
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener

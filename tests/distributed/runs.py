@@ -44,6 +44,7 @@ class Setting:
     noise_multiplier: float = 0.8
     physical: int | None = 5
     seed: int = 0
+    order: int | None = None  # a seed; None: the records as they are
     views: int = 1
     unit_of: list[int] | None = None
     lengths: list[int] | None = None
@@ -80,6 +81,9 @@ def begin(setting: Setting, *, wrap: Any = None, ledger: Any = None, secure: boo
     draw = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 20, (setting.records, 7), generator=draw)
     labels = torch.randint(0, 3, (setting.records,), generator=draw)
+    if setting.order is not None:
+        places = torch.randperm(setting.records, generator=torch.Generator().manual_seed(setting.order))
+        tokens, labels = tokens[places], labels[places]
     data: Any = TensorDataset(tokens, labels)
     if setting.lengths is not None:
         data = WithLengths(data, setting.lengths)

@@ -50,6 +50,9 @@ class Target:
         self._planned_rate = planned.sample_rate
         self._allowed, self._ahead = planned.steps, 1
 
+    def facts(self) -> tuple[float, float]:
+        return self._epsilon, self._delta
+
     def check(self, noise_multiplier: float, sample_rate: float) -> None:
         others = _totals(self._accountant)
         taken = others.pop((noise_multiplier, sample_rate), 0)
@@ -146,6 +149,10 @@ class StepAccounting:
             "ledger": ledger and {"position": ledger.position, "chain": ledger.chain},
         }
 
+    def facts(self) -> tuple[Any, ...]:
+        """What all ranks must have alike of their books: the history, the target, and whether there is a ledger."""
+        return tuple(map(tuple, self.accountant.history)), self.target and self.target.facts(), self._ledger is not None
+
     def check(self, state: dict[str, Any]) -> None:
         """Refuse books that forget what was spent: by this engine, or by the ledger. Nothing is changed."""
         saved = create_accountant(self.accountant.name)
@@ -188,7 +195,8 @@ class StepAccounting:
         replay = replay and FRESH not in (self._stream, state["stream"])
         if self._ledger is not None:
             record = self._ledger.check(**_place(state))
-            if {entry.stream for entry in record.later} - {state["stream"]} or (other_ranks and record.later):
+            lost = bool(record.later or record.torn)
+            if {entry.stream for entry in record.later} - {state["stream"]} or (other_ranks and lost):
                 replay = False
             self._ledger.go_on(record, replay=replay)
         if replay:

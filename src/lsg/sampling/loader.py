@@ -126,15 +126,15 @@ class PrivateDataLoader(DataLoader[Any]):
                 self._optimizer.check_replicas()
                 whole = True
         finally:
-            done, partly = clock.done
+            (done, partly), failed = clock.done, not clock.batch.stepped
             if clock.leave_epoch(loop):
                 self.logical.leave_epoch()
-                if not whole and (partly or 0 < done < len(drawn)):
+                if not whole and not failed and (partly or 0 < done < len(drawn)):
                     self._note_left(done, partly, len(drawn))
 
     def _note_left(self, done: int, partly: int, steps: int) -> None:
-        """The loop was left before its end, for good or for another epoch: told if another one begins. (An error that
-        ended the loop tells of itself.)"""
+        """The loop was left before its end, for good or for another epoch: told if another one begins. (An error in a
+        batch that had no step yet tells of itself.)"""
         dropped = f", and what {partly} micro-batches of the next one had summed up was dropped" if partly else ""
         self._left_early = (
             f"the loader was left after {done} of the {steps} logical steps of an epoch{dropped}, and now another "

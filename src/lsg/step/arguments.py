@@ -1,5 +1,6 @@
 """What `make_private` was given in, the same out, checked once: each refusal names its culprit and a way out."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lsg.distributed.group import Group
+from lsg.distributed.launch import launched
 from lsg.distributed.sharded_model import check_sharding, reshard, sharded_modules
 from lsg.distributed.wrapper import unwrapped
 from lsg.errors import ConfigurationError
@@ -74,6 +76,12 @@ class CheckedArguments(Arguments):
 def check_arguments(function: str, given: Arguments, opacus: dict[str, Any]) -> CheckedArguments:
     """function: the name of the one that was called. opacus: its arguments that only Opacus knows."""
     group = Group.current()
+    if group.alone and launched():
+        warnings.warn(
+            "this is one of several processes that a launcher started, but torch.distributed has no process group: "
+            "each trains a model of its own. Call torch.distributed.init_process_group() before make_private",
+            stacklevel=4,
+        )
     return group.together(lambda: _checked(function, given, opacus, group))
 
 

@@ -1,11 +1,13 @@
 """Checked arguments in; out a model, an optimizer and a loader that train together, each part of a run in its place."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from lsg.accounting import Accountant
 from lsg.accounting.ledger import Ledger
@@ -208,7 +210,8 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
             **{f"make_private's {name}": value for name, value in settings.items()},
             "the optimizer": type(given.optimizer).__qualname__,
             "the optimizer's settings": settings_of(given.optimizer),
-            "what the data set tells of its records' lengths": None if lengths is None else int(lengths.sum()),
+            "what the data set tells of its records' lengths": None if lengths is None else _digest(lengths),
+            **_some_records(given.data_loader.dataset),
             **shapes,
             **trained,
         },
@@ -218,6 +221,29 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
         for tensor in [*given.module.parameters(), *given.module.buffers()]:
             if not is_sharded(tensor):
                 given.group.from_first(tensor)
+
+
+def _some_records(dataset: Any) -> dict[str, str]:
+    """A digest of a few records that are the same at each look: ranks with the same data in another order are told. A
+    record would be in several shares of one step there."""
+    found = {}
+    for number in sorted({0, len(dataset) // 3, len(dataset) - 1}):
+        first, again = (_digest_of_record(dataset[number]) for _ in range(2))
+        if first == again:  # not one that is drawn or changed at random
+            found[f"record {number} of the data set"] = first
+    return found
+
+
+def _digest_of_record(record: Any) -> str:
+    plain = [leaf for leaf in pytree.tree_leaves(record) if isinstance(leaf, Tensor | str | int | float)]
+    return hashlib.sha256(
+        repr([_digest(leaf) if isinstance(leaf, Tensor) else leaf for leaf in plain]).encode()
+    ).hexdigest()[:12]
+
+
+def _digest(numbers: Tensor) -> str:
+    values = numbers.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:12]
 
 
 def _settings(given: CheckedArguments, noise_multiplier: float, accountant: Accountant) -> dict[str, Any]:

@@ -5,13 +5,14 @@ hash of all that ranks must have alike, and how many units each has.
 """
 
 import hashlib
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lsg.distributed.group import Group
-from lsg.errors import ReplicaError
+from lsg.errors import PrivacyError, ReplicaError
 
 _NOT_KNOWN = -1
 
@@ -31,16 +32,24 @@ class Place:
     share: int | None
 
 
-def units_of_all(units: int | None, place: Place, group: Group) -> int:
-    """units: those in this rank's sum, None where they are not counted. Returns those in the sums of all ranks."""
+def of_all_ranks(units: int | None, bound: float, place: Place, group: Group) -> tuple[int, float]:
+    """units: those in this rank's sum, None where they are not counted. bound: the sum's sensitivity.
+
+    Returns the units in the sums of all ranks, and the largest bound: a unit is in one rank's sum alone, so that bound
+    holds for the whole sum."""
     group.check()
     if group.alone:
-        return units or 0
+        return units or 0, bound
+    if place.share is None:
+        raise PrivacyError(
+            f"a step on a batch that the private loader did not hand out, with {group.size} processes: which of them "
+            "has which records is not known, and one that several have would count several times. Iterate over the "
+            "loader that make_private returned"
+        )
     alike = place.alike()
     digest = int.from_bytes(hashlib.sha256(repr(sorted(alike.items())).encode()).digest()[:8], "big") >> 1
-    own = units if units is not None and place.share is not None else _NOT_KNOWN
-    share = _NOT_KNOWN if own == _NOT_KNOWN else place.share
-    found = group.meet(f"step {place.step}", [digest, own, share or 0, units or 0])
+    own = _NOT_KNOWN if units is None else units
+    found = group.meet(f"step {place.step}", [digest, own, place.share, _bits(bound)])
     if len({digest for digest, *_ in found}) > 1:
         _name_what_differs(alike, place.step, group)
     for rank, (_, got, wanted, _) in enumerate(found):
@@ -50,7 +59,16 @@ def units_of_all(units: int | None, place: Place, group: Group) -> int:
                 f"is {wanted}: a micro-batch was stepped without a backward, or twice. Nothing of this step was "
                 "released"
             )
-    return sum(counted for *_, counted in found)
+    return sum(max(counted, 0) for _, counted, *_ in found), max(_number(bits) for *_, bits in found)
+
+
+def _bits(number: float) -> int:
+    """A number as a whole one that stands for it exactly."""
+    return int(struct.unpack("q", struct.pack("d", number))[0])
+
+
+def _number(bits: int) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0])
 
 
 def _name_what_differs(alike: dict[str, Any], step: int, group: Group) -> None:

@@ -1,5 +1,6 @@
 """From per-sample gradients to `.grad`: the privacy rules in their order, or non-private gradients without them."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from lsg.errors import PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
-from lsg.step.exchange import Place, units_of_all
+from lsg.step.exchange import Place, of_all_ranks
 from lsg.step.noise import add_noise
 from lsg.step.signals import StepSignals, measure
 from lsg.step.unit_average import average_units
@@ -93,6 +94,7 @@ class PrivateGradients:
         self.expected_batch_size = expected_batch_size
         self.noise = noise
         self.sum: ClippedSum | None = None
+        self._whole = False  # whether the sum is already that of all ranks
         self.signals: StepSignals | None = None
 
     def pending(self) -> bool:
@@ -112,7 +114,7 @@ class PrivateGradients:
 
     def forget_sum(self) -> None:
         self.recorder.let_go_subspaces()
-        self.sum = None
+        self.sum, self._whole = None, False
 
     def partial_sum(self) -> dict[str, Any] | None:
         return None if self.sum is None else dict(vars(self.sum))
@@ -179,16 +181,21 @@ class PrivateGradients:
 
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
+        if self._whole:  # a step that was refused after the exchange, by a full disk say, is tried again
+            return
         if not self._group.alone:
             self.recorder.ready()  # a rank without a share has made no subspaces for this step yet
         own = self.sum
-        units = units_of_all(0 if own is None else own.units, place, self._group)
+        units, bound = (0, self.clipper.bound) if own is None else (own.units, own.bound)
+        units, bound = of_all_ranks(units, bound, place, self._group)
         if self._group.alone:
             return
         own = own or self._empty_sum()
         shortened = torch.as_tensor(own.shortened, dtype=own.vector.dtype).to(own.vector.device)
         together = self._group.sum(torch.cat([own.vector, shortened.reshape(1)]))
-        self.sum = replace(own, vector=together[:-1], units=units, shortened=together[-1].double())
+        shortened = together[-1].double()
+        self.sum = replace(own, vector=together[:-1], bound=bound, units=units, shortened=shortened)
+        self._whole = True
         self.recorder.hold_subspaces()
 
     @torch.no_grad()
@@ -248,14 +255,14 @@ class PrivateGradients:
             del gradient  # frees it before the next one is made
 
     def _end_logical_step(self) -> None:
-        self.sum = None
+        self.sum, self._whole = None, False
         self.recorder.end_logical_step()
 
     def _empty_sum(self) -> ClippedSum:
         slots = list(self.recorder.slots.values())
         total = sum(slot.dimensions for slot in slots)
-        like = slots[0]
-        return ClippedSum(torch.zeros(total, dtype=like.dtype, device=like.device), self.clipper.bound)
+        dtype = functools.reduce(torch.promote_types, (slot.dtype for slot in slots))  # as of sums put together
+        return ClippedSum(torch.zeros(total, dtype=dtype, device=slots[0].device), self.clipper.bound)
 
 
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lsg.distributed.group import Group
 from lsg.distributed.sharding import is_sharded
 from lsg.errors import ConfigurationError
-from lsg.step.exchange import Place, units_of_all
+from lsg.step.exchange import Place, of_all_ranks
 from lsg.step.gradients import LossReduction, drop_gradients
 from lsg.step.signals import StepSignals
 
@@ -90,7 +90,7 @@ class NonPrivateGradients:
 
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
-        units_of_all(None, place, self._group)
+        of_all_ranks(None, 0.0, place, self._group)
         if self._group.alone:
             return
         sums = self._sums or [torch.zeros_like(p) for p in self.parameters]

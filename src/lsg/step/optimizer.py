@@ -202,6 +202,8 @@ class PrivateOptimizer(Optimizer):
         # Whatever precision the model runs in, clipping, sums and noise are float32 or better.
         with torch.autocast(self._device_type, enabled=False):
             self.gradients.collect(batch.left, batch.units_among(batch.left))
+            if batch.left:
+                self.clock.part_collected(batch.left)  # in the sum for good, also where the step fails after this
             self.stepped = batch.last and not batch.stepped
             if self.stepped:
                 self._release()
@@ -231,6 +233,11 @@ class PrivateOptimizer(Optimizer):
             raise PrivacyError(
                 "gradients of an earlier batch, which had its step, were left when this one came: one backward and one "
                 "step a batch. Call optimizer.zero_grad() after a backward that is not for this optimizer's step"
+            )
+        if batch.size and not batch.left and not batch.stepped and self.gradients.pending():
+            raise PrivacyError(
+                "this batch is in the sum already: its step failed after that, and another backward would count it "
+                "twice. Try optimizer.step() alone again"
             )
         if batch.stepped and self.gradients.pending():
             raise PrivacyError(
@@ -292,6 +299,7 @@ class PrivateOptimizer(Optimizer):
             "the number of units drawn": self.clock.batch.drawn,
             "noise_multiplier": self.noise_multiplier,
             "max_grad_norm": self._clipper.max_grad_norm if private else None,
+            "what was spent, and what may be": self._step_accounting.facts(),
             "the optimizer's settings (its learning rate, say)": settings_of(self.original_optimizer),
             **(self._replicas.streams() if self._replicas else {}),
         }

@@ -47,6 +47,12 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         position = self.clock.position()
+        if position.micro and not self.group.alone:  # told here: other ranks may have no part of the batch left
+            raise ConfigurationError(
+                "a logical batch is under way: with several processes save where optimizer.stepped is true, as what "
+                "was summed of a part is another sum on each of them. optimizer.on_logical_step(...) calls after "
+                "every logical step, also on a rank that has no share of it"
+            )
         private = self._private()
         return {
             "version": VERSION,
@@ -67,12 +73,6 @@ class RunState:
         same logical step."""
         if self.group.alone:
             return self.state_dict()
-        if self.clock.position().micro:  # told here: other ranks may have no part of the batch left
-            raise ConfigurationError(
-                "a logical batch is under way: with several processes save where optimizer.stepped is true, as what "
-                "was summed of a part is another sum on each of them. optimizer.on_logical_step(...) calls after "
-                "every logical step, also on a rank that has no share of it"
-            )
         state = self.state_dict()
         place = [state["progress"]["epochs"], state["progress"]["logical"]]
         self.group.check_alike(
