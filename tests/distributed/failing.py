@@ -45,7 +45,8 @@ def fail(way: str, run: object, loss: object, folder: Path) -> None:
     if way == "interrupted":
         raise KeyboardInterrupt
     if way == "step":
-        run.optimizer.step(lambda: None)  # type: ignore[attr-defined]
+        run.optimizer.close()  # type: ignore[attr-defined]
+        run.optimizer.step()  # type: ignore[attr-defined]
     time.sleep(60)
 
 

@@ -102,7 +102,7 @@ FORKED = {
     "exits": LEFT,
     "os-exits": GONE,
     "killed": GONE,
-    "step": "rank {}: ConfigurationError: step.closure",
+    "step": "rank {}: PrivacyError: this optimizer's engine was detached",
     "stays": LEFT,  # its process lives on
 }
 

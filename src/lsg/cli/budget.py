@@ -1,6 +1,7 @@
 """`lsg budget`: three of ε, noise multiplier, epochs and batch size in, the fourth out, with what it means."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +72,7 @@ def budget(
         )
     text = ""
     if task is not None:
-        usual, text = _usual(task, recipe, records, epsilon, delta, [name for name in given if given[name] is not None])
+        usual, text = _usual(task, recipe, records, epsilon, delta, given)
         delta = usual["delta"] if delta is None else delta
         _fill(given, usual)
     if delta is None:
@@ -95,13 +96,15 @@ def budget(
 
 
 def _usual(
-    task: str, recipe: str, records: int, epsilon: float | None, delta: float | None, given: list[str]
+    task: str, recipe: str, records: int, epsilon: float | None, delta: float | None, given: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """What `lsg train` takes where nothing is given (batch size, epochs, δ), and the recipe in words."""
+    """What `lsg train` takes where nothing is given (batch size, epochs, δ), and the recipe with what is given."""
+    kept = {name: value for name, value in given.items() if value is not None}
     if recipe == "paper":
         return preset(task, "lsg"), ""
     chosen = recipe_for(task, records, epsilon, delta)
-    return {name: getattr(chosen, name) for name in ("batch_size", "epochs", "delta")}, told(chosen, given)
+    usual = {name: getattr(chosen, name) for name in ("batch_size", "epochs", "delta")}
+    return usual, told(replace(chosen, **{name: kept[name] for name in usual.keys() & kept}), kept)
 
 
 def _fill(given: dict[str, Any], usual: dict[str, Any]) -> None:

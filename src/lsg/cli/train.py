@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
-from lsg.distributed.launch import goes_on, joined, writes
+from lsg.distributed.launch import goes_on, joined, launched, writes
 from lsg.files.foreign_text import visible
 from lsg.files.stop_signals import stop_if_asked
 from lsg.files.terminal import Terminal, Words
@@ -220,7 +220,9 @@ def _run_with_bar(
         return run(settings(listener), output, resume=resume, listener=listener, checkpoint_every=checkpoint_every)
     except KeyboardInterrupt:
         folder = RunFolder(output)
-        if folder.checkpoint.exists():
+        if folder.checkpoint.exists() and launched():
+            told = " Go on with the same command and --resume, with as many processes: others repeat no lost step."
+        elif folder.checkpoint.exists():
             told = f" Go on with: lsg train --resume --output {output}"
         elif (output / "config.toml").exists():
             told = f" There is no checkpoint yet. Start over with: lsg train --resume --output {output}"

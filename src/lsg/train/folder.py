@@ -7,6 +7,7 @@ can be read by their owner alone.
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,13 @@ class RunFolder:
 
     def check_place(self, *, resume: bool) -> None:
         """What can be said of the folder before a run's settings are known."""
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError:  # libraries that save models and tokenizers want names in UTF-8
+            raise ConfigurationError(
+                f"--output {self.path}: the name is not in the encoding of file names here "
+                f"({sys.getfilesystemencoding()}): choose another, or set PYTHONUTF8=1"
+            ) from None
         existing = self.path
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
