@@ -15,7 +15,7 @@ from lsg.files.foreign_text import visible
 from lsg.sampling.plan import SamplingPlan
 
 MOST = 10**12  # records
-SIZES = (1e-6, 1e6)  # of ε and of the noise multiplier: no accountant can tell more from one another
+SIZES = (1e-6, 1e9)  # of ε and of the noise multiplier: no accountant can tell more from one another
 UNKNOWNS = ("epsilon", "noise_multiplier", "epochs", "batch_size")
 _MOST_EPOCHS = 100_000
 

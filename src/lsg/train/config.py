@@ -25,7 +25,7 @@ RANGES = {
     "max_grad_norm": (1e-30, 1e30),
     "head_scale": (1e-30, 1e30),
     "head_lr": (1e-30, 1e30),
-    "noise_multiplier": (1e-6, 1e6),
+    "noise_multiplier": (1e-6, 1e9),
     "epsilon": (1e-6, 1e6),
 }
 
