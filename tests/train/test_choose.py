@@ -56,7 +56,7 @@ def test_the_papers_recipe_and_non_private_training_take_the_preset() -> None:
 def test_every_recipe_computes_as_many_tokens_at_once_as_suit_the_device(
     given: dict[str, Any], device: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsg.train.choose.choose_device", lambda name: torch.device(device))
+    monkeypatch.setattr("lsg.train.precision.choose_device", lambda name: torch.device(device))
     chosen = choose_settings({"task": "sst2", **given}, "options", Listener())
     assert chosen.max_physical_tokens == tokens
     kept = choose_settings({"task": "sst2", **given, "max_physical_tokens": 100}, "options", Listener())
@@ -76,7 +76,7 @@ def test_every_recipe_computes_as_many_tokens_at_once_as_suit_the_device(
 def test_few_whole_images_are_computed_at_once_on_a_cpu(
     device: str, given: dict[str, Any], images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsg.train.choose.choose_device", lambda name: torch.device(device))
+    monkeypatch.setattr("lsg.train.precision.choose_device", lambda name: torch.device(device))
     chosen = choose_settings({"task": "cifar10", "recipe": "paper", "epsilon": 3.0, **given}, "options", Listener())
     assert chosen.max_physical_batch_size == images
 

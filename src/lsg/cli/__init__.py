@@ -59,7 +59,7 @@ def run() -> None:
 
 def _be_silent() -> None:
     """One of several processes tells what all of them do. Errors of this one are still shown."""
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process lives
     warnings.simplefilter("ignore")
     for name, value in (("HF_HUB_DISABLE_PROGRESS_BARS", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)

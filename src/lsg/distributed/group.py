@@ -5,7 +5,6 @@ moves something is a collective: all ranks call the same ones in the same order.
 which ranks that are at different places find out, or follows one that did.
 """
 
-import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -141,7 +140,7 @@ class Group:
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(message)] = message
         found = self._gathered(padded, place)
-        return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(found, sizes, strict=True)]
+        return [_value(part[:size]) for part, size in zip(found, sizes, strict=True)]
 
     def any(self, flag: bool, place: str) -> bool:
         """Whether any rank says so. Nothing waits for a GPU."""
@@ -162,7 +161,7 @@ class Group:
             message = torch.empty(size, dtype=torch.uint8)
         control = self._world.control
         self._done(dist.broadcast(message, src=0, group=control, async_op=True), control, place)
-        answer = pickle.loads(message.numpy().tobytes())
+        answer = _value(message)
         if isinstance(answer, tuple) and answer[:1] == (_RAISED,):
             raise answer[1]
         return answer
@@ -264,13 +263,19 @@ def _several() -> bool:
 
 
 def _bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    found: Tensor = dist.distributed_c10d._object_to_tensor(value, torch.device("cpu"), None)[0]
+    return found
+
+
+def _value(message: Tensor) -> Any:
+    """As torch.distributed's own object collectives read them: ranks of one run trust each other."""
+    return dist.distributed_c10d._tensor_to_object(message.contiguous(), message.numel(), None)
 
 
 def _picklable(error: Exception, rank: int) -> Exception:
     """The error, or its words where it cannot travel."""
     try:
-        pickle.loads(pickle.dumps(error))
+        _value(_bytes(error))
     except Exception:
         return RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
     return error

@@ -4,12 +4,14 @@ Notes lie in the store that torch.distributed met at. There are three kinds: a p
 go on all the same; it left a loop over the loader before the loop's end.
 """
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+
+from lsg.files.foreign_text import to_json
+from lsg.files.foreign_values import json_value
 
 _READING = 1.0  # seconds
 _ANY = "lsg/notes"  # there once any rank has left a note: one question is enough as long as there are none
@@ -107,7 +109,7 @@ class Notes:
 
     def _tell(self, kind: str, why: str, at: At | None = None) -> None:
         self._told[kind] = why
-        self._write(kind, json.dumps({"why": why, "at": at}))
+        self._write(kind, to_json({"why": why, "at": at}))
 
     def _take_back(self, kind: str) -> None:
         if self._told.pop(kind, None) is not None:
@@ -119,7 +121,7 @@ class Notes:
 
     def _read(self, kind: str, rank: int) -> Any:
         key = f"lsg/{kind}/{rank}"
-        return self._try(lambda: json.loads(self.store.get(key)) if self.store.check([key]) else None)
+        return self._try(lambda: json_value(self.store.get(key)) if self.store.check([key]) else None)
 
     def _try(self, ask: Callable[[], Any]) -> Any:
         """None where the store is gone; it is not asked again, as each time torch prints a warning."""

@@ -226,9 +226,12 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
 def _some_records(dataset: Any) -> dict[str, str]:
     """A digest of a few records that are the same at each look: ranks with the same data in another order are told. A
     record would be in several shares of one step there."""
-    found = {}
+    found: dict[str, str] = {}
+    several = getattr(dataset, "__getitems__", None)
+    if several is None and not hasattr(dataset, "__getitem__"):
+        return found  # read in another way, by a sampler's own numbers
     for number in sorted({0, len(dataset) // 3, len(dataset) - 1}):
-        first, again = (_digest_of_record(dataset[number]) for _ in range(2))
+        first, again = (_digest_of_record(several([number]) if several else dataset[number]) for _ in range(2))
         if first == again:  # not one that is drawn or changed at random
             found[f"record {number} of the data set"] = first
     return found

@@ -1,11 +1,12 @@
 """Checkpoint folders of a Trainer: which of them a private run can go on from."""
 
-import json
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from lsg.errors import ConfigurationError
+from lsg.files.foreign_files import read_text
+from lsg.files.foreign_values import json_value
 
 RUN_FILE = "private_run.safetensors"  # weights, optimizer, scheduler and engine, by `lsg.save_checkpoint`
 _STATE_FILE = "trainer_state.json"  # Trainer writes it last
@@ -14,7 +15,7 @@ _STATE_FILE = "trainer_state.json"  # Trainer writes it last
 def is_complete(folder: Path) -> bool:
     """Whether a folder was written to its end. Whoever is killed while writing leaves one that was not."""
     try:
-        json.loads((folder / _STATE_FILE).read_text())
+        json_value(read_text(folder / _STATE_FILE))
     except (OSError, ValueError):
         return False
     return (folder / RUN_FILE).exists()

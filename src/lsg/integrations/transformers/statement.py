@@ -1,6 +1,5 @@
 """What was trained and spent in; privacy.json and the model card's section out. Both are made to be published."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from lsg.accounting.rounding import epsilon_text
 from lsg.engine import PrivacyEngine
+from lsg.files.foreign_text import to_json
 from lsg.integrations.transformers.arguments import PrivacyArguments
 from lsg.sampling.plan import SamplingPlan
 from lsg.train.privacy_statement import ONE_RUN_ALONE
@@ -72,18 +72,18 @@ def statement(facts: Facts) -> dict[str, Any]:
 
 
 def write_statement(folder: str, facts: Facts) -> None:
-    (Path(folder) / FILE).write_text(json.dumps(statement(facts), indent=2) + "\n")
+    (Path(folder) / FILE).write_text(to_json(statement(facts), 2) + "\n", encoding="utf-8")
 
 
 def add_to_card(card: Path, facts: Facts) -> None:
     """The model card with the statement as a section, in place of an earlier one. A card that is not there is made."""
-    text = card.read_text() if card.exists() else ""
+    text = card.read_text(encoding="utf-8") if card.exists() else ""
     before, _, rest = text.partition(_START)
     after = rest.partition(_END)[2]
     found = statement(facts)
     caveats = "".join(f"- {caveat}\n" for caveat in found["caveats"])
     section = f"{_START}\n## Privacy\n\n{found['statement']}\n\n{caveats}\nNumbers: `{FILE}`.\n{_END}"
-    card.write_text(before.rstrip() + "\n\n" * bool(before.strip()) + section + (after or "\n"))
+    card.write_text(before.rstrip() + "\n\n" * bool(before.strip()) + section + (after or "\n"), encoding="utf-8")
 
 
 def _words(facts: Facts, epsilon: float, steps: int) -> str:
