@@ -114,7 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, engine: PrivacyEngine, repl
         _check_optimizer(state, run.optimizer)
 
     state, digest = run.group.together(lambda: _read(path))
-    with _whole(path):
+    with damage_named(path):
         try:
             run.group.check_alike({"the checksum": digest}, "Every rank must read the same file")
             extra: dict[str, Any] = {**state["extra"]}
@@ -155,7 +155,7 @@ def _load_parts(path: Path, engine: PrivacyEngine, *, replay: bool) -> dict[str,
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def damage_named(path: Path) -> Iterator[None]:
     """Around what reads a file whose checksum fits: somebody may have made both. What it lacks is one clear error."""
     try:
         yield
@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigurationError(f"'{path}' is not a checkpoint of lsg, or its beginning is damaged")
     if digest != _digest(path):
         raise ConfigurationError(f"checkpoint '{path}' is damaged: its checksum does not fit its content")
-    with _whole(path), safe_open(path, framework="pt") as file:
+    with damage_named(path), safe_open(path, framework="pt") as file:
         content = json_value(file.metadata()[_KEY][len(_NO_DIGEST) :])
         if content["version"] != VERSION:
             raise ConfigurationError(

@@ -1,14 +1,12 @@
 """Decides when a run writes a checkpoint, and checks what one says: the state of the loop in, a file out, and back."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lsg.checkpoint import save_checkpoint
+from lsg.checkpoint import damage_named, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, LsgError, first_line
 from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
 from lsg.train.loop import LoopState
 
@@ -76,16 +74,3 @@ def restored_progress(extra: dict[str, Any], epochs: int, path: Path) -> tuple[L
             if not all(isinstance(score, float) for score in row["scores"].values()):
                 raise ValueError(f"row {number} of its metrics has no number as a score")
     return start, rows
-
-
-@contextlib.contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Names the checkpoint in one line, whatever its content lacks."""
-    try:
-        yield
-    except LsgError:
-        raise
-    except Exception as error:  # of as many kinds as there are ways to leave something out
-        raise ConfigurationError(
-            f"checkpoint '{path}' is damaged, or was not made by lsg ({type(error).__name__}: {first_line(error):.200})"
-        ) from None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lsg.checkpoint import load_checkpoint
+from lsg.checkpoint import damage_named, load_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.explain import explain
@@ -20,7 +20,7 @@ from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
 from lsg.tasks.models import save_image_model, save_text_model
-from lsg.train.checkpoints import CheckpointWriter, damage_named, restored_progress
+from lsg.train.checkpoints import CheckpointWriter, restored_progress
 from lsg.train.config import RunConfig
 from lsg.train.evaluation import Classifier, Evaluation
 from lsg.train.listener import Listener, RunStart
