@@ -231,6 +231,7 @@ def test_a_process_group_of_one_is_as_none() -> None:
 
 def groups_that_change(folder: str) -> None:
     rank = dist.get_rank()
+    dist.barrier()  # the other process may still be connecting to this one
     dist.destroy_process_group()
     engine, model, optimizer, loader = private(Net())
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/again", 2), rank=rank, world_size=2)
