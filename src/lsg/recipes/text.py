@@ -17,11 +17,11 @@ FINE_TUNE_FROM, WIDER_FROM = 10_000, 100_000
 def text_recipe(records: int, epsilon: float, delta: float) -> Recipe:
     """A head on pooled features for little data or a small ε, else all weight matrices in low rank."""
     signal = records * epsilon
-    chosen = _head_alone(records) if signal < FINE_TUNE_FROM else _fine_tuned(records, 8 if signal < WIDER_FROM else 16)
+    chosen = head_alone(records) if signal < FINE_TUNE_FROM else _fine_tuned(records, 8 if signal < WIDER_FROM else 16)
     return Recipe(records=records, epsilon=epsilon, delta=delta, pooling="mean", **chosen)
 
 
-def _head_alone(records: int) -> dict[str, Any]:
+def head_alone(records: int) -> dict[str, Any]:
     return {
         "trainable": "head",
         "method": DPSGD(),
