@@ -17,7 +17,7 @@ from lsg.train.tensorboard import TensorBoard
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "train": ("typer", "rich", "matplotlib", "sklearn", "PIL", "tensorboardX", "yaml"),
-    "transformers": ("transformers", "datasets", "accelerate", "pyarrow"),
+    "transformers": ("transformers", "datasets", "accelerate", "peft", "pyarrow"),
     "secure": ("cryptography",),
 }
 EVERY = tuple(name for names in OPTIONAL.values() for name in names)
