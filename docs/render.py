@@ -38,16 +38,8 @@ KINDS = ("text", "decoder", "seq2seq", "image", "audio")  # of heads of transfor
 BENCH = DOCS.parent / "results" / "bench"
 SCALE = DOCS.parent / "results" / "scale"
 SHOWN_GPUS = (8, 64, 512)
-BENCHES = (
-    "cpu-encoder-fp32-cpu",
-    "cpu-wrn-fp32-cpu",
-    "encoder-bf16-cuda",
-    "encoder-bf16-cuda-all",
-    "encoder-tf32-cuda",
-    "decoder-bf16-cuda",
-    "wrn28-4-tf32-cuda",
-)
-OLDER_BENCHES = ("encoder-bf16-cuda-all", "encoder-tf32-cuda")  # docs/performance.md says by how much
+BENCHES = ("cpu-encoder-fp32-cpu", "cpu-wrn-fp32-cpu")
+SWEEPS = BENCH / "cpu-encoder-sweeps.jsonl"
 CPU_PARTS = (
     "step",
     "forward",
@@ -328,25 +320,7 @@ def timings() -> str:
         for t in sorted(done, key=lambda t: median(t["seconds"])):
             seconds = median(t["seconds"])
             speed = f"{t['samples'] / seconds:,.0f}"
-            lines.append(f"| {_workload(stem, document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
-    return "\n".join(lines)
-
-
-def memory() -> str:
-    """Peak memory of every contender, of the files that have it."""
-    lines = [
-        "| workload | contender | peak, GiB | over non-private | over non-private compiled |",
-        "|---|---|---|---|---|",
-    ]
-    for stem in BENCHES:
-        document = _bench(stem)
-        peaks = {
-            t["name"]: t["peak_bytes"] / 2**30 for t in document["points"][0]["timings"] if t.get("reserved_bytes")
-        }
-        for name, peak in peaks.items():
-            plain = [peaks.get("non-private"), peaks.get("non-private compiled")]
-            ratios = " | ".join(f"{peak / other:.2f}" if other else "-" for other in plain)
-            lines.append(f"| {_workload(stem, document)} | {name} | {peak:.2f} | {ratios} |")
+            lines.append(f"| {_workload(document)} | {t['name']} | {speed} | {best / seconds:.2f} |")
     return "\n".join(lines)
 
 
@@ -374,16 +348,16 @@ def _bench(stem: str) -> dict[str, Any]:
     return json.loads((BENCH / f"{stem}.json").read_text())
 
 
-def _workload(stem: str, document: dict[str, Any]) -> str:
-    older = " (older code)" if stem in OLDER_BENCHES else ""
-    return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}{older}"
+def _workload(document: dict[str, Any]) -> str:
+    return f"{document['points'][0]['preset']['name']}, {document['precision']}, {document['device']}"
 
 
 def sweeps() -> str:
     """LSG beside non-private training while one property of the workload varies."""
     lines = ["| varied | value | non-private, samples/s | lsg, samples/s | ratio |", "|---|---|---|---|---|"]
+    documents = {document["sweep"]: document for document in _records(SWEEPS)}
     for name, field in SWEPT.items():
-        document = _bench(f"cpu-encoder-fp32-cpu-{name}")
+        document = documents[name]
         for point in document["points"]:
             plain, private = (t["samples"] / median(t["seconds"]) for t in point["timings"])
             value = point["preset"][field]
@@ -611,7 +585,6 @@ PARTS = {
     "performance.md": {
         "gpu": front_figure.all_contenders,
         "bench": timings,
-        "memory": memory,
         "sweeps": sweeps,
         "accounting": accounting_costs,
         "cpu profile": cpu_profile,
