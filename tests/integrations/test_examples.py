@@ -1,6 +1,7 @@
 """Every program of `examples/` runs, at a tiny size."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -21,7 +22,11 @@ SIZES: dict[str, dict[str, int]] = {
     "accelerate_loop": {"records": 80, "epochs": 1},
     "custom_layer": {"epochs": 1},
 }
-NEEDS = {"llama_lora": "peft", "lightning_classifier": "lightning", "accelerate_loop": "accelerate"}
+NEEDS = {
+    "llama_lora": ("peft", "trl"),
+    "lightning_classifier": ("lightning",),
+    "accelerate_loop": ("accelerate",),
+}
 
 
 def example(name: str) -> Any:
@@ -35,8 +40,8 @@ def example(name: str) -> Any:
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*(litlogger|num_workers|isinstance|log_every_n).*")
 def test_it_runs(name: str) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         assert 0 < example(name).main(**SIZES[name]) <= 8.0
@@ -51,8 +56,19 @@ def test_two_processes_end_with_the_same_weights() -> None:
     assert len(said) == 2 and len(set(said)) == 1
 
 
+def test_the_notebook_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((FOLDER / "step_by_step.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells and not any(cell["outputs"] for cell in cells), "outputs are not committed: they would grow stale"
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with torch.random.fork_rng(devices=[]):
+        for cell in cells:
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+    assert "test digits at ε = 2.9" in capsys.readouterr().out
+
+
 def test_every_example_is_listed_and_run() -> None:
-    files = {file.stem for file in FOLDER.glob("*.py")}
-    assert files == SIZES.keys() | {"two_processes"}
+    files = {file.name for file in FOLDER.iterdir()} - {"README.md", "__pycache__"}
+    assert files == {f"{name}.py" for name in (*SIZES, "two_processes")} | {"step_by_step.ipynb"}
     page = (FOLDER / "README.md").read_text()
-    assert all(f"`{name}.py`" in page for name in files)
+    assert all(f"`{name}`" in page for name in files)
