@@ -448,3 +448,4 @@ def test_a_run_that_is_killed_ends_as_if_nobody_had(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())["class"]
     assert found["equal"] and len(found["killed"]["killed_after_steps"]) == 3
+    assert max(found["killed"]["killed_after_steps"]) > 0  # while it trained, not only before
