@@ -3,8 +3,8 @@
     python benchmarks/kill_trainer.py --kills 20 --output results/kills/trainer.json
 
 Children are forked, so that none of them has to import anything. Checkpoints are written after every step. A child is
-killed at a random moment after a random number of further steps: before its first one, within one, or while a checkpoint
-is being written.
+killed at a random moment after a random number of further steps: before its first one, within one, or while a
+checkpoint is being written.
 """
 
 import argparse
