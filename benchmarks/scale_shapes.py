@@ -10,7 +10,7 @@ import torch
 from lsg import LSG
 from lsg.bench.presets import workload
 from lsg.bench.shapes import PRESETS, Preset
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.subspace.importance import kept_count
 
 # Llama 3 70B: https://huggingface.co/meta-llama/Meta-Llama-3-70B/blob/main/config.json. 8B: PRESETS["llama-8b"].

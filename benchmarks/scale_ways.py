@@ -8,7 +8,7 @@ from scale_shapes import Shapes
 
 GPU_BYTES = 141e9  # H200 (https://www.nvidia.com/en-us/data-center/h200/)
 MIB = 2**20
-CHUNK, BUCKET = 256 * MIB, 25 * MIB  # lsg's, of weights (parameters/matrices.py); DDP's, of gradients
+CHUNK, BUCKET = 256 * MIB, 25 * MIB  # lsg's, of weights (parameters/matrix_chunks.py); DDP's, of gradients
 BOOKKEEPING = 1  # number that lsg reduces beside the sum (step/gradients.py)
 COMPUTED = 2  # bytes of a number in bfloat16, which all of them compute in
 

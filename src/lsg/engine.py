@@ -14,7 +14,7 @@ from lsg.accounting.phases import Phase
 from lsg.accounting.step_accounting import Target
 from lsg.errors import ConfigurationError, PrivacyError
 from lsg.fix import fix
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import LSG, Clipping, Method
 from lsg.model.recorder import Recorder
 from lsg.model.validation import check_delta, problems

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import Method, NonPrivate
 from lsg.model.validation import problems
 from lsg.parameters.refresh import Refresh

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lsg import DPSGD, LSG, ConfigurationError, PrivacyEngine
 from lsg.errors import PrivacyError
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import Method
 from tests.support.ranks import on_ranks
 

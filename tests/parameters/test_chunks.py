@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.methods import LSG, Method
-from lsg.parameters import matrices
+from lsg.parameters import matrix_chunks
 from lsg.parameters.slot import Layout, Slot
 from lsg.parameters.stack import Stack, make_stacks
 from lsg.subspace.decompose import decompose
@@ -50,9 +50,9 @@ def test_chunks_change_no_subspace_and_no_gradient(
 ) -> None:
     method = LSG(rank=RANK, sparsity=0.4, importance=importance)
     whole = refreshed(stack_of(7, dtype, taps=taps), method)
-    monkeypatch.setattr(matrices, "CHUNK_BYTES", 2 * ONE * (2 if dtype == torch.float64 else 1))
+    monkeypatch.setattr(matrix_chunks, "CHUNK_BYTES", 2 * ONE * (2 if dtype == torch.float64 else 1))
     chunked = refreshed(stack_of(7, dtype, taps=taps), method)  # two at a time, and one that is left
-    monkeypatch.setattr(matrices, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(matrix_chunks, "CHUNK_BYTES", 1)
     single = refreshed(stack_of(7, dtype, taps=taps), method)
     for a, b, c in zip(whole, chunked, single, strict=True):
         assert a.dtype == b.dtype == c.dtype
@@ -73,7 +73,7 @@ def test_a_stack_that_fits_is_decomposed_as_one_tensor_to_the_bit(dtype: torch.d
 
 def test_float32_is_precise_enough_for_bfloat16_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 finds the subspaces of weights to 1e-5, which their rounding to bfloat16 has moved by more than 1e-3."""
-    monkeypatch.setattr(matrices, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(matrix_chunks, "CHUNK_BYTES", 1)
     stack = stack_of(4, torch.bfloat16)
     stack.refresh(LSG(rank=RANK, sparsity=0.4), 0.4, torch.Generator().manual_seed(0))
     start = torch.randn(4, ROWS, RANK, generator=torch.Generator().manual_seed(0)).double()
@@ -99,7 +99,7 @@ def test_float32_is_precise_enough_for_bfloat16_weights(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_of_a_refresh_is_a_chunk_and_the_factors(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "CHUNK_BYTES", 2 * ONE)
+    monkeypatch.setattr(matrix_chunks, "CHUNK_BYTES", 2 * ONE)
     for count in (4, 32):
         stack = stack_of(count, dtype)
         with LiveBytes() as live:
@@ -110,7 +110,7 @@ def test_memory_of_a_refresh_is_a_chunk_and_the_factors(dtype: torch.dtype, monk
 
 @pytest.mark.parametrize("importance", ["weight", "direct"])
 def test_memory_of_a_lift_is_a_chunk_and_the_factors(importance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "CHUNK_BYTES", 2 * ONE)
+    monkeypatch.setattr(matrix_chunks, "CHUNK_BYTES", 2 * ONE)
     stack = stack_of(32)
     stack.refresh(LSG(rank=RANK, sparsity=0.4, importance=importance), 0.4, torch.Generator().manual_seed(0))
     vector = torch.randn(stack.dimensions)

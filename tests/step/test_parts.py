@@ -226,7 +226,7 @@ def test_memory_of_a_step_is_a_part_and_not_the_model(
     width, peaks = 256, {}
     one = width * width * 4  # bytes of a weight in float32
     in_parts(one)
-    monkeypatch.setattr("lsg.parameters.matrices.CHUNK_BYTES", one)
+    monkeypatch.setattr("lsg.parameters.matrix_chunks.CHUNK_BYTES", one)
     for layers in (4, 24):
         model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).to(dtype)
         optimizer = optim.SGD(model.parameters(), lr=0.1, foreach=False)

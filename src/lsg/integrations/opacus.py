@@ -17,7 +17,7 @@ from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine as Engine
 from lsg.errors import ConfigurationError
 from lsg.fix import fix
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import LSG
 from lsg.model.validation import problems
 from lsg.sampling.loader import PrivateDataLoader

@@ -18,8 +18,8 @@ from lsg.errors import PrivacyError
 from lsg.files.foreign_text import say
 from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
+from lsg.layers.parameter_treatments import Treatments
 from lsg.layers.patched_module import Batch
-from lsg.layers.treatments import Treatments
 from lsg.losses import Reduction
 from lsg.model.checked_forwards import CheckedForwards
 from lsg.model.inputs import batch_size, refuse_results

@@ -9,7 +9,7 @@ from torch import nn
 from lsg.distributed.sharded_model import ShardedModel
 from lsg.losses import Reduction
 from lsg.model.attachment import Attachment
-from lsg.model.batch_norm import watch_batch_norms
+from lsg.model.batch_norm_watch import watch_batch_norms
 from lsg.model.hooks import Hook
 from lsg.model.model_losses import ModelLosses
 from lsg.model.outside_losses import LossWatch

@@ -4,9 +4,9 @@ from torch import nn
 
 from lsg.layers.fallback import fallback_forward
 from lsg.layers.install import install, patch_of, uninstall
+from lsg.layers.parameter_treatments import Treatments, Use
 from lsg.layers.patched_module import Batch, KnownCalls, PatchedModule
 from lsg.layers.registry import faster_frozen
-from lsg.layers.treatments import Treatments, Use
 from lsg.model.root_forward import RootForward
 from lsg.parameters.slot import Slot
 

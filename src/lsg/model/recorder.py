@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lsg.distributed.group import Group
 from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import ConfigurationError, PrivacyError
+from lsg.layers.parameter_treatments import Treatment
 from lsg.layers.patched_module import Batch
-from lsg.layers.treatments import Treatment
 from lsg.methods import Method
 from lsg.parameters.outer import OuterProducts
 from lsg.parameters.slot import Slot

@@ -15,7 +15,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim import LBFGS, Optimizer
 
 from lsg.errors import ConfigurationError
-from lsg.model.batch_norm import has_statistics
+from lsg.model.batch_norm_watch import has_statistics
 
 _REPLACES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)  # hooks of torch.nn.utils
 _TABLES = (nn.Embedding, nn.EmbeddingBag)

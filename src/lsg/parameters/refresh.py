@@ -11,7 +11,7 @@ from torch import Tensor
 from lsg.distributed.group import Group
 from lsg.methods import Method
 from lsg.parameters.garbage import without_garbage_collection
-from lsg.parameters.sharded_matrices import gathered
+from lsg.parameters.sharded_matrix_chunks import gathered
 from lsg.parameters.slot import Slot
 from lsg.parameters.stack import Stack
 from lsg.subspace.decompose import gaussian

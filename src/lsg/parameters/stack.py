@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lsg.distributed.group import Group
 from lsg.methods import Method
-from lsg.parameters.matrices import Matrices, per_chunk
-from lsg.parameters.sharded_matrices import ShardedMatrices
+from lsg.parameters.matrix_chunks import Matrices, per_chunk
+from lsg.parameters.sharded_matrix_chunks import ShardedMatrices
 from lsg.parameters.slot import Slot
 from lsg.subspace.decompose import decompose, gaussian
 from lsg.subspace.importance import column_importance, row_importance, spread_taps, top_indices, top_units

@@ -15,7 +15,7 @@ from lsg.accounting.step_accounting import StepAccounting
 from lsg.distributed.sharded_model import ShardedModel, sharded_modules
 from lsg.distributed.sharding import compute_device, is_sharded
 from lsg.distributed.wrapper import keep_out, let_in
-from lsg.layers.treatments import treat_parameters
+from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import NonPrivate
 from lsg.model.attachment import Attachment
 from lsg.model.guards import Guards

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lsg.distributed.group import Group
-from lsg.parameters.matrices import Matrices
+from lsg.parameters.matrix_chunks import Matrices
 from lsg.parameters.slot import Slot
 
 
