@@ -26,6 +26,7 @@ from lsg.files.foreign_text import visible
 from lsg.files.stop_signals import stop_if_asked
 from lsg.files.terminal import Terminal, Words
 from lsg.methods import METHODS
+from lsg.tasks.measures import MEASURES, measure_of
 from lsg.tasks.names import KINDS, ZOO_NAMES
 from lsg.train.config import (
     LR_SCHEDULES,
@@ -56,10 +57,12 @@ _HELP = {
         "method": f"One of {', '.join(METHODS)}.",
         "text_column": "Of your own texts; guessed without it.",
         "pair_column": "Of the second text of a pair.",
+        "prompt_column": "Of --task generate: of what stands before a text and is not learnt.",
         "label_column": "Of the labels.",
         "unit_column": "Of the ids of persons: all records of a person are then protected together, and --batch-size, "
         "--epsilon and --delta are about persons.",
         "max_length": "Tokens of a text; the rest is cut off.",
+        "sample_prompt": "Of --task generate: a public text that the model continues now and then; '' for none.",
         "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
         "validation": "Hold out about this share of the training records and score on them: for tuning.",
         "tuning_part": "Leave out this share of the training records: lsg tune --held-out chose the settings on them.",
@@ -78,6 +81,8 @@ _HELP = {
         "rank": "r of lsg and rgp.",
         "sparsity": "p of lsg and sparse-dpsgd: the share of units that is not trained.",
         "importance": "What makes a unit worth training: weight, or random, factor, direct (negative results).",
+        "lora": "Of --task generate: the rank of adapters (LoRA) that are trained in place of the weights.",
+        "merge": "With --lora: save whole weights, the adapters added to them, and not the adapters alone.",
         "trainable": f"One of {', '.join(TRAINABLE)}: paper trains matrices and the head, bias vectors and the head.",
         "pooling": f"One of {', '.join(POOLING)}: what the head of a text model sees.",
         "head_scale": "Factor on the head's gradients before clipping.",
@@ -292,10 +297,15 @@ class _Bar(Listener):
         self._bar.update(self._task, completed=row["steps"], description=label, state=state)
         if not self._terminal.is_terminal:
             self._terminal.print(
-                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, "
+                f"epoch {row['epoch']}: {MEASURES[row['measure']].labelled(row['score'])}, ε {self._epsilon}, "
                 f"{row['samples_per_second']:,.0f} samples/s, {self._measured}",
                 soft_wrap=True,
             )
+
+    def sample(self, epoch: int, text: str) -> None:
+        self._terminal.print(
+            f"after epoch {epoch}, at ε {self._epsilon}, it writes: {text}", style="dim", soft_wrap=True
+        )
 
     def _label(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._epochs}"
@@ -324,10 +334,11 @@ def _summary(result: RunResult) -> Table:
     table = Table(title=visible(f"{config.task}, {Path(config.model).name}"), show_header=False)
     table.add_column(style="bold")
     table.add_column()
+    measure = measure_of(config.task)
     for part, score in result.scores.items():
-        table.add_row(f"accuracy on {part}", f"{100 * score:.2f} %")
+        table.add_row(f"{measure.name} on {part}", measure.text(score))
     if len(result.scores) > 1:
-        table.add_row("mean accuracy", f"{100 * result.score:.2f} %")
+        table.add_row(f"mean {measure.name}", measure.text(result.score))
     table.add_row("method", str(config.make_method()))
     spent = epsilon_text(result.epsilon)
     table.add_row("privacy spent", f"ε = {spent}" + (f", δ = {config.delta:g}" if result.epsilon is not None else ""))

@@ -48,7 +48,7 @@ class OneAnswer:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part.
+    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part, of accuracies.
 
     scored_apart: evaluation data came as a part of their own. Else they are records of the same file as those trained
         on, as private as these, and no warning about the score may be released.
@@ -101,7 +101,7 @@ def _loss_not_finite(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
 def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
     """Many runs begin with one answer for everything, so this counts from half of the run on."""
     last = rows[-1]
-    if not _half_way(rows, facts):
+    if not facts.one_answer or not _half_way(rows, facts):
         return None
     if any(last["scores"][part] > one.told_from for part, one in facts.one_answer.items()):
         return None
@@ -132,7 +132,7 @@ def _noise_drowns_signal(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
         "noise",
         f"noise drowns the signal: over {facts.steps:,} steps the noise is {times} as long as all signals together, "
         "if they agree (not private). It takes more records, a larger --epsilon, or, where there is room, a larger "
-        "--batch-size or fewer trained numbers (--trainable head)",
+        "--batch-size or fewer trained numbers (--trainable head; of a language model, --lora)",
     )
 
 
