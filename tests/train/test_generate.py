@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_scores_are_perplexities_everywhere(done: tuple[Path, Shown]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_and_merged_weights_compute_the_same(name: str, base: RunConfig, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    config = of(base, name, method="dpsgd", lora=2, noise_multiplier=1.0)
+    config = of(base, name, method="dpsgd", lora=2, noise_multiplier=1.0, averaging=0.5)
     results = [run(replace(config, merge=merge), tmp_path / str(merge)) for merge in (False, True)]
     assert results[0].score == results[1].score and results[0].privacy["lora"] == 2
     kind = AutoModelForSeq2SeqLM if name == "t5" else AutoModelForCausalLM
@@ -287,6 +288,12 @@ def test_an_encoder_needs_prompts_and_other_tasks_have_none_of_these_options(bas
         run(of(base, "t5", text_column="completion"), tmp_path / "run")
     with pytest.raises(ConfigurationError, match="--lora is for --task generate, and not for digits"):
         run(replace(base, task="digits", data=None, model="small-cnn", lora=2), tmp_path / "run")
+
+
+def test_a_missing_peft_is_one_line(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigurationError, match="--lora needs the extra 'transformers': pip install"):
+        run(replace(base, lora=2), tmp_path / "run")
 
 
 def test_the_command_chooses_a_recipe_and_shows_what_foreign_text_says(base: RunConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
-from lsg.cli.train import options_of_runs
+from lsg.cli.run_options import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.files.terminal import Terminal, Words
 from lsg.tasks.measures import ACCURACY, MEASURES, Measure

@@ -16,6 +16,7 @@ from lsg.tasks.padded import WIDTH_STEP
 
 _TOLERANCE = 1e-4  # of the largest logit: above the rounding of float32
 _STRANGERS = 3  # texts of random tokens
+_LONGEST = 64  # of them, in tokens
 
 
 @torch.no_grad()
@@ -26,9 +27,10 @@ def check_language_model(model: Any, data: EncodedLanguage, tokens: int, name: s
     tokens: how many the tokenizer knows. name: of the model, for the error.
     """
     if isinstance(data, EncodedPrompted):
-        inputs = [("input_ids", data.prompts.ids.shape[1]), ("decoder_input_ids", data.texts.ids.shape[1])]
+        widths = {"input_ids": data.prompts.ids.shape[1], "decoder_input_ids": data.texts.ids.shape[1]}
     else:
-        inputs = [("input_ids", data.tokens.ids.shape[1])]
+        widths = {"input_ids": data.tokens.ids.shape[1]}
+    inputs = [(key, min(width, _LONGEST)) for key, width in widths.items()]
     random = torch.Generator().manual_seed(0)
     batch = {key: torch.randint(tokens, (1 + _STRANGERS, width), generator=random) for key, width in inputs}
     mask = torch.ones_like(batch["input_ids"])

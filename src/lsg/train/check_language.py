@@ -9,7 +9,7 @@ _NO_HEAD = {"pooling": "model", "head_lr": 1.0, "head_scale": 1.0}
 
 def check_language_options(config: RunConfig) -> None:
     if config.kind != "generate":
-        given = [name for name in _OWN if getattr(config, name) not in (None, False)]
+        given = [name for name in _OWN if getattr(config, name) is not None]
         if given:
             raise ConfigurationError(f"{option(given[0])} is for --task generate, and not for {config.task}")
         return

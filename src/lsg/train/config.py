@@ -113,7 +113,7 @@ class RunConfig:
     views: int = 1
     tuning_part: float | None = None
     lora: int | None = None
-    merge: bool = False
+    merge: bool | None = None
     prompt_column: str | None = None
     sample_prompt: str | None = None
 

@@ -47,8 +47,8 @@ def encode_language(
 
 
 def _check_length(config: RunConfig, model: Any, tokenizer: Any) -> None:
-    positions = getattr(model, "max_position_embeddings", None) or config.max_length
-    most = min(positions, tokenizer.model_max_length)
+    positions = getattr(model, "max_position_embeddings", None) or 0
+    most = min(positions if positions > 0 else config.max_length, tokenizer.model_max_length)
     if not LEAST <= config.max_length <= most:
         wanted = f"can read {most} tokens: give it" if config.max_length > most else "needs"
         raise ConfigurationError(

@@ -14,7 +14,7 @@ from lsg.train.prepare_data import DEFAULT_NORMALISATION, LOCAL, NORMALISATION, 
 def save_trained(folder: Path, model: nn.Module, config: RunConfig, data: PreparedData) -> None:
     if isinstance(data.train, EncodedLanguage):
         base = None if data.model_name == LOCAL else data.model_name
-        save_language_model(folder, model, data.tokenizer, base, merge=config.merge)
+        save_language_model(folder, model, data.tokenizer, base, merge=bool(config.merge))
     elif data.shape is None:
         save_text_model(folder, model, data.tokenizer)
     else:

@@ -35,7 +35,7 @@ LACKED: dict[str, Any] = {
     "views": 1,
     "tuning_part": None,
     "lora": None,
-    "merge": False,
+    "merge": None,
     "prompt_column": None,
     "sample_prompt": None,
 }
