@@ -89,12 +89,13 @@ def test_several_processes_give_the_run_of_one(
     run(letters, tmp_path / "letters")
     for row, expected in zip(rows(folder / "letters"), rows(tmp_path / "letters"), strict=True):
         assert row.pop("scores") == pytest.approx(expected.pop("scores"), rel=1e-4)
+        assert row.pop("measure") == expected.pop("measure") == "perplexity"
         assert row == pytest.approx(expected, rel=1e-4)
     assert distance(folder / "letters", tmp_path / "letters") < 1e-5
     for mine, alone in ((folder / "ranks", finished[0]), (folder / "texts", tmp_path / "texts")):
         assert distance(mine, alone) < 1e-5
         for row, expected in zip(rows(mine), rows(alone), strict=True):
-            assert row.pop("scores") == expected.pop("scores")
+            assert row.pop("scores") == expected.pop("scores") and row.pop("measure") == expected.pop("measure")
             assert row == pytest.approx(expected, rel=1e-4)
             assert row["epsilon"] == expected["epsilon"] and row["steps"] == expected["steps"]
 

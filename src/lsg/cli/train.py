@@ -243,6 +243,8 @@ def _summary(result: RunResult) -> Table:
         table.add_row(f"{measure.name} on {part}", measure.text(score))
     if len(result.scores) > 1:
         table.add_row(f"mean {measure.name}", measure.text(result.score))
+    if result.untrained is not None:
+        table.add_row(f"{measure.name} before training", measure.text(result.untrained))
     table.add_row("method", str(config.make_method()))
     spent = epsilon_text(result.epsilon)
     table.add_row("privacy spent", f"ε = {spent}" + (f", δ = {config.delta:g}" if result.epsilon is not None else ""))

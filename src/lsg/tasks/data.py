@@ -80,6 +80,7 @@ class TaskData:
     """evaluation: name of a part ("dev", "test", "dev_matched", ...) -> its records; a score is the mean over parts.
     label_names: of classes; none of documents. source: the path or hub name that it was read from.
     used: which part of the source is trained on, in words; "" for all of its training data.
+    columns: of documents, which of them were taken, in words.
     """
 
     train: Records
@@ -87,3 +88,4 @@ class TaskData:
     label_names: tuple[str, ...]
     source: str
     used: str = ""
+    columns: str = ""

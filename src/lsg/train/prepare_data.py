@@ -38,9 +38,8 @@ _CACHE: dict[tuple[Any, ...], "PreparedData"] = {}
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record,
-    or a prompt and a text.
-    persons: the id of the person that each training record is of, with --unit-column.
+    """Encoded data. source, used, columns: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a
+    record, or a prompt and a text. persons: the id of the person that each training record is of, with --unit-column.
 
     data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
     tells of the people, machines and projects behind it.
@@ -55,6 +54,7 @@ class PreparedData:
     model_name: str
     tokenizer: Any | None = None
     shape: ImageShape | None = None
+    columns: str = ""
     pairs: bool = False
     persons: list[str] | None = None
 
@@ -94,9 +94,10 @@ def _describe(config: RunConfig, data: PreparedData, listener: Listener) -> None
     labels = ", ".join(visible(name, 80) for name in data.label_names[:_NAMED])
     labels = f"; labels {labels}{', ...' if len(data.label_names) > _NAMED else ''}" if labels else ""
     counted = data.protected(config).counted
+    about = f"; {data.columns}" if data.columns else labels
     cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
     unlearnt = data.train.unlearnt if isinstance(data.train, EncodedLanguage) else 0
-    listener.note(f"{visible(data.source)}: {counted} for training, {sizes}{labels}{cut}")
+    listener.note(f"{visible(data.source)}: {counted} for training, {sizes}{about}{cut}")
     if unlearnt:
         listener.note(f"{unlearnt:,} prompts leave no room for their texts, and teach nothing (not private)")
 
@@ -157,6 +158,7 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
         "label_names": data.label_names,
         "source": data.source,
         "used": data.used,
+        "columns": data.columns,
         "data_name": LOCAL if is_local else data.source,
         "model_name": LOCAL if Path(config.model).exists() else config.model,
     }

@@ -52,6 +52,7 @@ class RunFacts:
 
     scored_apart: evaluation data came as a part of their own. Else they are records of the same file as those trained
         on, as private as these, and no warning about the score may be released.
+    untrained: of a language model, its perplexity before training.
     """
 
     steps: int
@@ -59,6 +60,7 @@ class RunFacts:
     max_grad_norm: float
     one_answer: dict[str, OneAnswer]
     scored_apart: bool = True
+    untrained: float | None = None
 
 
 def find_warnings(rows: Sequence[Row], facts: RunFacts) -> list[RunWarning]:
@@ -115,6 +117,19 @@ def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
     )
 
 
+def _no_better_than_untrained(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
+    """Of a language model; noise makes most of them worse before they become better."""
+    last = rows[-1]
+    if facts.untrained is None or last["score"] < facts.untrained or not _half_way(rows, facts):
+        return None
+    return RunWarning(
+        "untrained",
+        f"the perplexity, {last['score']:.4g}, is no lower than before training, {facts.untrained:.4g}. Try another "
+        "--lr, more --epochs, more records or a larger --epsilon",
+        releasable=facts.scored_apart,
+    )
+
+
 def _noise_drowns_signal(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
     """In one step noise is longer than the signal in almost every private run that learns: noise fills all dimensions.
 
@@ -160,7 +175,14 @@ def _everything_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | No
     )
 
 
-_CHECKS = (_loss_not_finite, _score_of_one_answer, _noise_drowns_signal, _nothing_clipped, _everything_clipped)
+_CHECKS = (
+    _loss_not_finite,
+    _score_of_one_answer,
+    _no_better_than_untrained,
+    _noise_drowns_signal,
+    _nothing_clipped,
+    _everything_clipped,
+)
 
 
 def _half_way(rows: Sequence[Row], facts: RunFacts) -> bool:

@@ -128,8 +128,7 @@ class Training:
                 self._warn_once(rows, told)
 
         try:
-            if self.samples is not None and not start.steps:
-                self.listener.note(f"before training: {measure_of(self.config.task).labelled(self._untrained())}")
+            self._score_untrained(start)
             self.listener.started(self._run_start(start, rows))
             train(
                 self.model,
@@ -151,9 +150,12 @@ class Training:
             metrics.close()
         return rows
 
-    def _untrained(self) -> float:
-        """The score of a pretrained model as it was, for comparison."""
-        return evaluated(self.model, self.evaluation)
+    def _score_untrained(self, start: LoopState) -> None:
+        """The perplexity of a language model as it was pretrained, which training is to lower."""
+        if self.samples is not None and self.run_facts.untrained is None and not start.steps:
+            untrained = evaluated(self.model, self.evaluation)
+            self.run_facts = replace(self.run_facts, untrained=untrained)
+            self.listener.note(f"before training: {measure_of(self.config.task).labelled(untrained)}")
 
     def _show_sample(self, epoch: int) -> None:
         if self.samples is None or not self.samples.due(epoch):
@@ -207,6 +209,7 @@ class Training:
             warnings=[warning.text for warning in warnings],
             processes=self.group.size,
             measure=measure_of(self.config.task).name,
+            untrained=self.run_facts.untrained,
         )
         self.engine.detach()
         self.folder.write_model(lambda folder: save_trained(folder, self.whole, self.config, self.data))
@@ -249,6 +252,7 @@ class Training:
             "rows": rows,
             "scheduler": self.scheduler.state_dict(),
             "used": self.data.used,
+            "untrained": self.run_facts.untrained,
             **({} if self.average is None else {"average": self.average.state_dict()}),
         }
 
@@ -265,6 +269,8 @@ class Training:
             )
         start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
         with damage_named(self.folder.checkpoint):
+            untrained = extra.get("untrained")
+            self.run_facts = replace(self.run_facts, untrained=None if untrained is None else float(untrained))
             self.scheduler.load_state_dict(extra["scheduler"])
             if self.average is not None:
                 self.average.load_state_dict(extra["average"])
