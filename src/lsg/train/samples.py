@@ -58,9 +58,11 @@ class Samples:
                     pad_token_id=self._tokenizer.pad_token_id,
                     eos_token_id=self._tokenizer.eos_token_id,
                 )
+                text: str = self._tokenizer.decode(
+                    written[0], skip_special_tokens=True, clean_up_tokenization_spaces=False
+                )
+                return text
         except Exception as error:  # of any model's code: a sample is not worth a run
             return f"none ({first_line(error)})"
         finally:
             model.train(was_training)
-        text: str = self._tokenizer.decode(written[0], skip_special_tokens=True)
-        return text
