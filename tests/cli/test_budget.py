@@ -79,6 +79,12 @@ def test_your_own_texts_take_the_recipe_for_your_records() -> None:
 
 
 @pytest.mark.usefixtures("only_rdp")
+def test_a_language_model_takes_its_recipe() -> None:
+    shown = _run("--task", "generate", "--records", "42000", "--epsilon", "8")
+    assert "RGP(r=8)" in shown and "steps on about 1,025 records" in shown and "published, not measured" in shown
+
+
+@pytest.mark.usefixtures("only_rdp")
 @pytest.mark.parametrize("task", RECORDS)
 def test_every_public_task_has_a_plan(task: str) -> None:
     assert "recipe for" in _run("--task", task, "--epsilon", "3")

@@ -1,5 +1,6 @@
 """`lsg.recommend`: what it chooses, what it says, what it refuses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lsg
 from lsg.methods import DPSGD, RGP
+from lsg.tasks.language_models import with_adapters
 from lsg.train.config import RunConfig
+from tests.support.language import tiny_llama
 
 
 def test_little_data_or_a_small_epsilon_train_a_head_alone() -> None:
@@ -25,7 +28,7 @@ def test_enough_data_fine_tune_in_low_rank() -> None:
     assert (most.pooling, most.batch_size, most.method) == ("mean", 2600, RGP(rank=16))
 
 
-@pytest.mark.parametrize("task", ["text", "image"])
+@pytest.mark.parametrize("task", ["text", "image", "generate"])
 @pytest.mark.parametrize("records", [2, 10, 1000, 50_000, 10_000_000])
 @pytest.mark.parametrize("epsilon", [0.1, 1, 8.0, 50.0])
 def test_every_recipe_is_a_valid_run(task: str, records: int, epsilon: float) -> None:
@@ -44,6 +47,20 @@ def test_every_recipe_is_a_valid_run(task: str, records: int, epsilon: float) ->
         epochs=recipe.epochs,
     )
     assert len(str(recipe).splitlines()) == 5
+
+
+def test_language_models_take_the_published_rule(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    recipe = lsg.recommend(records=42_000, epsilon=8.0, task="generate")
+    assert (recipe.batch_size, recipe.clipping, recipe.method, recipe.lr) == (1025, "automatic", RGP(rank=8), 5e-4)
+    assert "published, not measured by us" in str(recipe) and "train the weight matrices of its blocks" in str(recipe)
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama(tmp_path))
+    assert lsg.recommend(model, records=42_000, epsilon=8.0) == recipe
+    adapted = with_adapters(model, 2)
+    thin = lsg.recommend(adapted, records=42_000, epsilon=8.0)
+    assert thin == lsg.recommend(records=42_000, epsilon=8.0, task="generate", adapters=True)
+    assert thin.method == DPSGD() and "train adapters alone (LoRA)" in str(thin)
 
 
 def test_the_arguments_are_those_of_the_engine() -> None:

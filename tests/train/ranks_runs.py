@@ -49,7 +49,7 @@ def no_memory(most: int) -> Any:
     return mock.patch.object(Classifier, "loss", loss)
 
 
-def on_each(folder: Path, texts: RunConfig) -> dict[str, str]:
+def on_each(folder: Path, texts: RunConfig, letters: RunConfig) -> dict[str, str]:
     """The runs that tests look at, in `folder`, and what was refused."""
     told: dict[str, str] = {}
 
@@ -61,6 +61,7 @@ def on_each(folder: Path, texts: RunConfig) -> dict[str, str]:
 
     run(DIGITS, folder / "ranks")
     run(texts, folder / "texts")
+    run(letters, folder / "letters")
     note("holds a run", lambda: run(DIGITS, folder / "ranks"))
     note("batch", lambda: run(replace(DIGITS, batch_size=5000), folder / "batch"))
     with no_memory(40):

@@ -127,7 +127,10 @@ def _without_cache(config: RunConfig, folder: Path) -> None:
         ({"unit_column": "sender"}, "no column 'sender'; it has 'text', 'label', 'who'"),
         ({"max_records_per_unit": 0}, "--max-records-per-unit 0 must be at least 1"),
         ({"max_physical_batch_size": 2}, "max_records_per_unit=2 or less"),
-        ({"task": "digits", "data": None, "model": "small-cnn"}, "--unit-column are for --task text alone"),
+        (
+            {"task": "digits", "data": None, "model": "small-cnn"},
+            "--unit-column are for --task text and --task generate alone",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -20,6 +20,7 @@ from lsg.cli import app
 from lsg.train.config import RunConfig
 from lsg.train.run import RunResult, run
 from tests.support.killed_ranks import RANKS, RUN, free_port, kill_ranks
+from tests.support.language import tiny_llama, written
 from tests.support.ranks import on_ranks
 from tests.support.train_runs import rows, same, scalars, strict
 from tests.train.ranks_runs import BUDGET, on_each
@@ -60,8 +61,15 @@ def undropped(folder: Path, texts: RunConfig) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path, undropped: RunConfig) -> list[dict[str, str]]:
-    return on_ranks(2, on_each, folder, undropped, seconds=600)
+def letters(folder: Path, texts: RunConfig) -> RunConfig:
+    """A language model, which shows samples."""
+    model, data = tiny_llama(folder / "llama"), written(folder / "documents")
+    return replace(texts, task="generate", data=str(data), model=str(model), averaging=0.5, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path, undropped: RunConfig, letters: RunConfig) -> list[dict[str, str]]:
+    return on_ranks(2, on_each, folder, undropped, letters, seconds=600)
 
 
 def distance(one: Path, other: Path) -> float:
@@ -70,13 +78,24 @@ def distance(one: Path, other: Path) -> float:
 
 
 def test_several_processes_give_the_run_of_one(
-    folder: Path, told: Any, finished: tuple[Path, RunResult], undropped: RunConfig, tmp_path: Path
+    folder: Path,
+    told: Any,
+    finished: tuple[Path, RunResult],
+    undropped: RunConfig,
+    letters: RunConfig,
+    tmp_path: Path,
 ) -> None:
     run(undropped, tmp_path / "texts")
+    run(letters, tmp_path / "letters")
+    for row, expected in zip(rows(folder / "letters"), rows(tmp_path / "letters"), strict=True):
+        assert row.pop("scores") == pytest.approx(expected.pop("scores"), rel=1e-4)
+        assert row.pop("measure") == expected.pop("measure") == "perplexity"
+        assert row == pytest.approx(expected, rel=1e-4)
+    assert distance(folder / "letters", tmp_path / "letters") < 1e-5
     for mine, alone in ((folder / "ranks", finished[0]), (folder / "texts", tmp_path / "texts")):
         assert distance(mine, alone) < 1e-5
         for row, expected in zip(rows(mine), rows(alone), strict=True):
-            assert row.pop("scores") == expected.pop("scores")
+            assert row.pop("scores") == expected.pop("scores") and row.pop("measure") == expected.pop("measure")
             assert row == pytest.approx(expected, rel=1e-4)
             assert row["epsilon"] == expected["epsilon"] and row["steps"] == expected["steps"]
 

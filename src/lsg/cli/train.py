@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import (
@@ -21,92 +20,23 @@ from rich.progress import (
 from rich.table import Table
 
 from lsg.accounting.rounding import epsilon_text
+from lsg.cli.run_options import options_of_runs
 from lsg.distributed.launch import goes_on, joined, launched, writes
 from lsg.files.foreign_text import visible
 from lsg.files.stop_signals import stop_if_asked
 from lsg.files.terminal import Terminal, Words
-from lsg.methods import METHODS
-from lsg.tasks.names import KINDS, ZOO_NAMES
+from lsg.tasks.measures import MEASURES, measure_of
 from lsg.train.config import (
-    LR_SCHEDULES,
-    OPTIMIZERS,
-    POOLING,
-    PRECISIONS,
-    TRAINABLE,
     RunConfig,
-    field_type,
 )
 from lsg.train.folder import RunFolder
 from lsg.train.listener import Listener, RunStart
-from lsg.train.protected import RECORDS_OF_A_PERSON
 
 if TYPE_CHECKING:
     from lsg.distributed.group import Group
     from lsg.train.result import RunResult
 
 SECONDS_BETWEEN_LINES = 3.0  # about what is read, where the output is no terminal
-
-# Every field of RunConfig is an option; a field without a line here is an error at import.
-_HELP = {
-    "What": {
-        "task": f"One of {', '.join(KINDS)}.",
-        "data": "A local path or a hub name. Without it, the task's own source.",
-        "model": f"A hub id, a local folder, or one of {', '.join(ZOO_NAMES)} for images.",
-        "recipe": "auto, or paper: where all comes from that you do not set.",
-        "method": f"One of {', '.join(METHODS)}.",
-        "text_column": "Of your own texts; guessed without it.",
-        "pair_column": "Of the second text of a pair.",
-        "label_column": "Of the labels.",
-        "unit_column": "Of the ids of persons: all records of a person are then protected together, and --batch-size, "
-        "--epsilon and --delta are about persons.",
-        "max_length": "Tokens of a text; the rest is cut off.",
-        "train_limit": "Use about this share of the training records, such as 0.1, the same for every seed; 0: all.",
-        "validation": "Hold out about this share of the training records and score on them: for tuning.",
-        "tuning_part": "Leave out this share of the training records: lsg tune --held-out chose the settings on them.",
-    },
-    "Privacy": {
-        "epsilon": "The privacy budget. This or --noise-multiplier.",
-        "noise_multiplier": "Standard deviation of the noise over the clipping threshold.",
-        "delta": "Well below one over the number of records (or persons).",
-        "accountant": "prv, pld or rdp.",
-        "clipping": "flat, per_layer or automatic.",
-        "max_grad_norm": "Clipping threshold of a sample's gradient.",
-        "max_records_per_unit": "With --unit-column: the most records of a person in a step, chosen anew for each; "
-        f"{RECORDS_OF_A_PERSON} without it.",
-    },
-    "Method": {
-        "rank": "r of lsg and rgp.",
-        "sparsity": "p of lsg and sparse-dpsgd: the share of units that is not trained.",
-        "importance": "What makes a unit worth training: weight, or random, factor, direct (negative results).",
-        "trainable": f"One of {', '.join(TRAINABLE)}: paper trains matrices and the head, bias vectors and the head.",
-        "pooling": f"One of {', '.join(POOLING)}: what the head of a text model sees.",
-        "head_scale": "Factor on the head's gradients before clipping.",
-    },
-    "Training": {
-        "optimizer": f"One of {', '.join(OPTIMIZERS)}.",
-        "lr": "Learning rate.",
-        "lr_schedule": f"One of {', '.join(LR_SCHEDULES)}.",
-        "warmup": "Share of the steps in which the rate rises, such as 0.1.",
-        "averaging": "Score and save the weights' average over about this share of the steps, such as 0.1; 0: none.",
-        "head_lr": "Factor on the head's learning rate.",
-        "momentum": "Of sgd.",
-        "weight_decay": "Of either optimizer.",
-        "adam_eps": "Of adam.",
-        "batch_size": "Expected size of a Poisson batch.",
-        "epochs": "Expected passes over the records.",
-        "views": "Randomly moved views of each image in a step, averaged before the clip; 1: images as they are.",
-        "seed": "Of new weights, batches, projections and noise: repeats a run. Without it, a secret one is drawn.",
-    },
-    "Machine (none of these changes a guarantee)": {
-        "device": "auto, cpu, cuda, cuda:1, ...",
-        "precision": f"One of {', '.join(PRECISIONS)}.",
-        "max_physical_batch_size": "Samples (or views of them) computed at once: lower it if memory runs out.",
-        "max_physical_tokens": "Of texts, tokens computed at once: records times the longest of them.",
-        "compile": "Compile the model. Without it, where a GPU's run is long enough to win the time back.",
-        "cuda_graphs": "Record and replay the GPU's work. Without it, where the model was seen to be safe for that.",
-    },
-}
-
 
 INTERRUPTED = 130  # as shells have it
 
@@ -154,27 +84,6 @@ def _train(
         style="dim",
         soft_wrap=True,
     )
-
-
-def options_of_runs(own: Sequence[tuple[str, Any, Any, Any]]) -> list[inspect.Parameter]:
-    """Options of a command: its own (name, type, default, option), then RunConfig's fields. None means not given."""
-    types = {field.name: field.type for field in dataclasses.fields(RunConfig)}
-    missing = types.keys() ^ {name for options in _HELP.values() for name in options}
-    assert not missing, f"options and RunConfig differ: {missing}"
-    generated = [
-        (name, field_type(types[name]) | None, None, typer.Option(help=text, rich_help_panel=panel))
-        for panel, options in _HELP.items()
-        for name, text in options.items()
-    ]
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kind, opt],
-            default=inspect.Parameter.empty if default is ... else default,
-        )
-        for name, kind, default, opt in (*own, *generated)
-    ]
 
 
 def _signature() -> inspect.Signature:
@@ -292,10 +201,15 @@ class _Bar(Listener):
         self._bar.update(self._task, completed=row["steps"], description=label, state=state)
         if not self._terminal.is_terminal:
             self._terminal.print(
-                f"epoch {row['epoch']}: score {100 * row['score']:.2f} %, ε {self._epsilon}, "
+                f"epoch {row['epoch']}: {MEASURES[row['measure']].labelled(row['score'])}, ε {self._epsilon}, "
                 f"{row['samples_per_second']:,.0f} samples/s, {self._measured}",
                 soft_wrap=True,
             )
+
+    def sample(self, epoch: int, text: str) -> None:
+        self._terminal.print(
+            f"after epoch {epoch}, at ε {self._epsilon}, it writes: {text}", style="dim", soft_wrap=True
+        )
 
     def _label(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._epochs}"
@@ -324,10 +238,13 @@ def _summary(result: RunResult) -> Table:
     table = Table(title=visible(f"{config.task}, {Path(config.model).name}"), show_header=False)
     table.add_column(style="bold")
     table.add_column()
+    measure = measure_of(config.task)
     for part, score in result.scores.items():
-        table.add_row(f"accuracy on {part}", f"{100 * score:.2f} %")
+        table.add_row(f"{measure.name} on {part}", measure.text(score))
     if len(result.scores) > 1:
-        table.add_row("mean accuracy", f"{100 * result.score:.2f} %")
+        table.add_row(f"mean {measure.name}", measure.text(result.score))
+    if result.untrained is not None:
+        table.add_row(f"{measure.name} before training", measure.text(result.untrained))
     table.add_row("method", str(config.make_method()))
     spent = epsilon_text(result.epsilon)
     table.add_row("privacy spent", f"ε = {spent}" + (f", δ = {config.delta:g}" if result.epsilon is not None else ""))

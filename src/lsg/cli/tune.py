@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
-from lsg.cli.train import options_of_runs
+from lsg.cli.run_options import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.files.terminal import Terminal, Words
+from lsg.tasks.measures import ACCURACY, MEASURES, Measure
 from lsg.train.config import RunConfig
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener, RunStart
@@ -124,21 +125,22 @@ class _Bar(SearchListener):
         assert self._task is not None
         self._bar.update(self._task, completed=done)
 
-    def ended(self, number: int, score: float) -> None:
+    def ended(self, number: int, score: float, measure: Measure) -> None:
         if self._task is not None:  # a run that was done before shows no bar
             self._bar.remove_task(self._task)
             self._task = None
-        line = f"{self._label}: score {100 * score:.2f} %, {self._settings}"
+        line = f"{self._label}: {measure.labelled(score)}, {self._settings}"
         self._terminal.print(line, soft_wrap=True)
 
 
 def _show(console: Terminal, outcome: Outcome, output: Path) -> None:
     table = Table(title="Tried (secret)")
-    for column in ("run", "score", "settings"):
+    measure = MEASURES.get(outcome.measure, ACCURACY)
+    for column in ("run", "score" if measure is ACCURACY else f"{measure.name} (lower is better)", "settings"):
         table.add_column(column, justify="left" if column == "settings" else "right")
     for number, (score, settings) in enumerate(zip(outcome.scores, outcome.tried, strict=True), start=1):
         style = "bold green" if number == outcome.best else None
-        table.add_row(str(number), f"{100 * score:.2f} %", settings, style=style)
+        table.add_row(str(number), measure.text(score), settings, style=style)
     console.print(table)
     console.lines(outcome.cost)
     if outcome.statement is not None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from lsg.accounting.budget import safe_delta
 from lsg.errors import ConfigurationError
 from lsg.files.plain_numbers import plain
+from lsg.recipes.generate import generate_recipe
 from lsg.recipes.images import image_recipe
-from lsg.recipes.recipe import Recipe, is_transformer
+from lsg.recipes.recipe import Recipe, has_adapters, is_transformer, writes_texts
 from lsg.recipes.text import text_recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
-KINDS = ("text", "image")
+KINDS = ("text", "image", "generate")
 _OWN_NETWORK = (
     "your own network, from scratch: rate and threshold are those that suit small networks on images, so try others",
     '(lsg tune). Without a model, task="image" names a network that learns more from few private steps.',
@@ -33,12 +34,14 @@ def recommend(
     delta: float | None = None,
     task: str | None = None,
     channels: int = 3,
+    adapters: bool | None = None,
 ) -> Recipe:
     """What to train, and how, for this many records at this ε: the choice that did best in our studies.
 
     records: training records, or persons with `unit_of`. delta: without it a tenth of 1/records, or less. task: "text"
-    (a pretrained model of transformers) or "image" (a network from scratch); without it the model tells. channels: of
-    images, 1 where they are grey.
+    (a pretrained model of transformers), "generate" (a pretrained language model) or "image" (a network from scratch);
+    without it the model tells. channels: of images, 1 where they are grey. adapters: of a language model, LoRA's alone
+    are trained; without it the model tells.
     It looks at no record, so it costs no privacy.
 
         recipe = lsg.recommend(model, records=len(data), epsilon=3.0)
@@ -55,11 +58,13 @@ def recommend(
     if task is None:
         if model is None:
             raise ConfigurationError(f"recommend needs a model, or task=, one of {', '.join(KINDS)}")
-        task = "text" if is_transformer(model) else "image"
+        task = "generate" if writes_texts(model) else "text" if is_transformer(model) else "image"
     if task not in KINDS:
         raise ConfigurationError(f"task={task!r} must be one of {', '.join(KINDS)}")
     delta = safe_delta(records) if delta is None else delta
     if task == "text":
         return text_recipe(records, epsilon, delta)
+    if task == "generate":
+        return generate_recipe(records, epsilon, delta, adapters=has_adapters(model) if adapters is None else adapters)
     recipe = image_recipe(records, epsilon, delta, channels)
     return recipe if model is None else replace(recipe, model=None, why=_OWN_NETWORK)

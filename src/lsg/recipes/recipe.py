@@ -16,7 +16,8 @@ class Recipe:
     """Fields are named as the options of `lsg train`. why: one reason a line, for people.
 
     model: a zoo name where images are trained from scratch; None where the user's model is taken.
-    trainable: "head", "bias", "paper" (matrices and the head) or "all". pooling: what the head of a text model sees.
+    trainable: "head", "bias", "paper" (matrices and the head) or "all". trained: the same in words, where others are
+    needed. pooling: what the head of a text model sees.
     """
 
     records: int
@@ -24,6 +25,7 @@ class Recipe:
     delta: float
     model: str | None = None
     trainable: str
+    trained: str = ""
     pooling: str = "model"
     method: Method
     clipping: Clipping = "automatic"
@@ -68,7 +70,7 @@ class Recipe:
         return "\n".join(
             [
                 f"recipe for {self.records:,} records at ε = {self.epsilon:g}, δ = {self.delta:g}:",
-                f"  train {_TRAINED[self.trainable]}"
+                f"  train {self.trained or _TRAINED[self.trainable]}"
                 + (f" of {self.model}" if self.model else "")
                 + _SEES[self.pooling],
                 f"  {self.method}, {', '.join([clip, *extras])}",
@@ -87,6 +89,17 @@ _TRAINED = {
     "all": "everything",
 }
 _SEES = {"model": "", "mean": ", which sees the mean of a text's tokens", "first": ", which sees a text's first token"}
+
+
+def writes_texts(model: nn.Module) -> bool:
+    """Whether it is a language model of transformers, or one with adapters."""
+    can_generate = getattr(model, "can_generate", None)
+    return is_transformer(model) and callable(can_generate) and bool(can_generate())
+
+
+def has_adapters(model: nn.Module | None) -> bool:
+    """Whether PEFT has put adapters into it."""
+    return hasattr(model, "peft_config")
 
 
 def is_transformer(model: nn.Module) -> bool:

@@ -3,16 +3,21 @@
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lsg.methods import PRIVATE_METHODS
 from lsg.report.runs import Epoch
 from lsg.report.settings import BUDGET, Section, Setting, as_text
+from lsg.tasks.measures import Measure
 
 Chart = dict[str, Any]
 Style = dict[str, str | int]
 EPOCH = {"label": "epoch", "format": "whole", "scale": "linear"}
-ACCURACY = {"label": "accuracy, %", "format": "percent", "scale": "linear"}
+SCORES = {
+    "accuracy": {"label": "accuracy, %", "format": "percent", "scale": "linear"},
+    "perplexity": {"label": "perplexity (lower is better)", "format": "plain", "scale": "linear"},
+}
 EPSILON = {"label": "ε spent", "format": "epsilon", "scale": "linear"}
 LOSS = {"label": "loss (not private)", "format": "plain", "scale": "linear"}
 LENGTH = {"label": "L2 norm (not private)", "format": "plain", "scale": "log"}
@@ -26,20 +31,21 @@ _TUNED = ("lr", "max_grad_norm")
 def make_charts(section: Section) -> list[Chart]:
     """Those for which there is something to draw."""
     drawn = [setting for setting in section.settings if setting.runs[0].history]
-    styles = _styles(section.settings)
+    styles, measure = _styles(section.settings), section.measure
+    name = measure.name.capitalize()
     charts = [
-        _over_epochs("Accuracy over epochs", ACCURACY, drawn, styles, _percent),
-        _against_epsilon(section.settings, styles),
+        _over_epochs(f"{name} over epochs", SCORES[measure.name], drawn, styles, partial(_shown, measure)),
+        _against_epsilon(section.settings, styles, measure),
         _epsilon_over_epochs(drawn, styles),
         _over_epochs("Training loss over epochs (not private)", LOSS, drawn, styles, lambda epoch: epoch.loss),
         _signal_and_noise(drawn, styles),
         _over_epochs("Gradients clipped over epochs (not private)", CLIPPED, drawn, styles, _clipped_percent),
     ]
-    return [chart for chart in charts if chart["series"]] + _heat_maps(section.settings)
+    return [chart for chart in charts if chart["series"]] + _heat_maps(section.settings, measure)
 
 
-def _percent(epoch: Epoch) -> float | None:
-    return None if epoch.score is None else 100 * epoch.score
+def _shown(measure: Measure, epoch: Epoch) -> float | None:
+    return None if epoch.score is None else measure.shown(epoch.score)
 
 
 def _clipped_percent(epoch: Epoch) -> float | None:
@@ -123,7 +129,7 @@ def _with_count(setting: Setting) -> str:
     return setting.label + (f" · {len(setting.runs)} seeds" if len(setting.runs) > 1 else "")
 
 
-def _against_epsilon(settings: Sequence[Setting], styles: dict[str, Style]) -> Chart:
+def _against_epsilon(settings: Sequence[Setting], styles: dict[str, Style], measure: Measure) -> Chart:
     """A line for each method over its budgets. Runs without privacy have no place on the axis: a level across."""
     lines: dict[str, list[Setting]] = defaultdict(list)
     for setting in settings:
@@ -133,21 +139,21 @@ def _against_epsilon(settings: Sequence[Setting], styles: dict[str, Style]) -> C
     for line, members in lines.items():
         style = styles[members[0].label]
         private = [m for m in members if m.epsilon is not None]
-        points = [_point(m.epsilon or 0.0, [100 * s for s in m.scores]) for m in private]
+        points = [_point(m.epsilon or 0.0, [measure.shown(s) for s in m.scores]) for m in private]
         if points:
             series.append({"label": line, **style, "points": sorted(points, key=lambda p: p["x"] or 0), "dots": True})
         for member in members:
             if member.epsilon is None:
-                level = _point(0.0, [100 * s for s in member.scores])
+                level = _point(0.0, [measure.shown(s) for s in member.scores])
                 series.append({"label": f"{member.label} (ε = ∞)", **style, "points": [level], "level": True})
     spent = [p["x"] for s in series if not s.get("level") for p in s["points"]]
     far_apart = bool(spent) and min(spent) > 0 and max(spent) / min(spent) > 4
     axis = {**EPSILON, "scale": "log" if far_apart else "linear"}
     return {
         "kind": "lines",
-        "title": "Accuracy against ε",
+        "title": f"{measure.name.capitalize()} against ε",
         "x": axis,
-        "y": ACCURACY,
+        "y": SCORES[measure.name],
         "series": series if spent and len(series) + len(spent) > 2 else [],  # a lone point compares nothing
     }
 
@@ -177,7 +183,7 @@ def _budget_text(setting: Setting) -> str:
 # --- rank × sparsity --------------------------------------------------------------------------------------------------
 
 
-def _heat_maps(settings: Sequence[Setting]) -> list[Chart]:
+def _heat_maps(settings: Sequence[Setting], measure: Measure) -> list[Chart]:
     """One for each budget (and whatever else differs) that has at least two ranks and two sparsities."""
     placed = [(setting, place) for setting in settings if (place := _place(setting))]
     groups: dict[str, dict[tuple[Any, float], Setting]] = defaultdict(dict)
@@ -195,7 +201,7 @@ def _heat_maps(settings: Sequence[Setting]) -> list[Chart]:
         ranks = sorted({rank for rank, _ in cells}, key=lambda rank: float("inf") if rank == _FULL else rank)
         sparsities = sorted({sparsity for _, sparsity in cells})
         if len(ranks) > 1 and len(sparsities) > 1 and len(cells) > 3:
-            charts.append(_heat_map(cells, ranks, sparsities))
+            charts.append(_heat_map(cells, ranks, sparsities, measure))
     return charts
 
 
@@ -215,16 +221,21 @@ def _rest(setting: Setting, loosely: bool) -> str:
     return str(sorted((key, str(value)) for key, value in setting.config.items() if key not in left_out))
 
 
-def _heat_map(cells: dict[tuple[Any, float], Setting], ranks: list[Any], sparsities: list[float]) -> Chart:
+def _heat_map(
+    cells: dict[tuple[Any, float], Setting], ranks: list[Any], sparsities: list[float], measure: Measure
+) -> Chart:
     rows = []
     for sparsity in sparsities:
         found = [cells.get((rank, sparsity)) for rank in ranks]
         rows.append(
-            [None if s is None else {**_point(0, [100 * x for x in s.scores]), "label": s.label} for s in found]
+            [
+                None if s is None else {**_point(0, [measure.shown(x) for x in s.scores]), "label": s.label}
+                for s in found
+            ]
         )
     return {
         "kind": "heat",
-        "title": f"Accuracy by rank and sparsity, {_budget_text(next(iter(cells.values())))}",
+        "title": f"{measure.name.capitalize()} by rank and sparsity, {_budget_text(next(iter(cells.values())))}",
         "x": {"label": "rank r"},
         "y": {"label": "sparsity p"},
         "columns": [str(rank) for rank in ranks],

@@ -116,24 +116,26 @@ def _settings_table(section: Section) -> str:
     rows = []
     for setting in section.settings:
         mean, std = setting.mean, setting.std
-        spread = "" if std is None else f" ± {100 * std:.2f}"
+        spread = "" if std is None else f" ± {section.measure.shown(std):.2f}"
         seeds = ", ".join(as_text(run.config.get("seed")) for run in setting.runs)
         rows.append(
             [
                 Cell(setting.label),
                 _epsilon(setting.epsilon),
-                _number(mean, f"{100 * (mean or 0):.2f}{spread}"),
+                _number(mean, f"{section.measure.shown(mean or 0):.2f}{spread}"),
                 _setting(len(setting.runs)),
                 Cell(seeds),
             ]
         )
-    return _table(section.title, ("setting", "ε spent", "accuracy %, mean ± std", "runs", "seeds"), rows)
+    head = ("setting", "ε spent", f"{section.measure.heading}, mean ± std", "runs", "seeds")
+    return _table(section.title, head, rows)
 
 
 def _runs_table(runs: Sequence[StoredRun]) -> str:
     """Columns: what every reader wants, and the settings that are not the same in all runs."""
     differing = [key for key in varying([run.config for run in runs]) if key not in _NAMED]
-    head = ("run", "state", "task", "model", "method", *differing, "seed", "ε spent", "δ", "accuracy %")
+    score = " or ".join(dict.fromkeys(run.measure.heading for run in runs))
+    head = ("run", "state", "task", "model", "method", *differing, "seed", "ε spent", "δ", score)
     rows = []
     for number, run in enumerate(runs):
         config = run.config
@@ -148,7 +150,7 @@ def _runs_table(runs: Sequence[StoredRun]) -> str:
                 _setting(config.get("seed")),
                 _epsilon(run.epsilon),
                 _setting(None if run.epsilon is None else config.get("delta")),  # no ε, no δ
-                _number(run.score, f"{100 * (run.score or 0):.2f}"),
+                _number(run.score, f"{run.measure.shown(run.score or 0):.2f}"),
                 _number(run.loss, f"{run.loss or 0:.4f}"),
                 _number(run.seconds, f"{run.seconds or 0:,.1f}"),
             ]
@@ -167,9 +169,9 @@ def _details(number: int, run: StoredRun) -> str:
     body += [f"<p>{escape(str(statement))}</p>" if statement else f"<p>{escape(_no_statement(run))}</p>"]
     if isinstance(caveats, list) and caveats:
         body.append(f"<ul>{''.join(f'<li>{escape(str(caveat))}</li>' for caveat in caveats)}</ul>")
-    scores = {part: f"{100 * score:.2f} %" for part, score in run.scores.items()}
+    scores = {part: run.measure.text(score) for part, score in run.scores.items()}
     for heading, values in (
-        ("Accuracy by part", scores),
+        (f"{run.measure.name.capitalize()} by part", scores),
         ("Privacy", numbers),
         ("Configuration", run.config),
         ("Provenance", run.provenance),

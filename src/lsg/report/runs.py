@@ -10,6 +10,7 @@ from typing import Any
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_files import read_text
 from lsg.files.foreign_values import json_value, toml_value
+from lsg.tasks.measures import ACCURACY, Measure, measure_of
 
 RESULT, METRICS, CONFIG, PRIVACY = "result.json", "metrics.jsonl", "config.toml", "privacy.json"
 _LARGEST = 1e100  # anything beyond is as good as infinite, and its sums would overflow
@@ -17,7 +18,8 @@ _LARGEST = 1e100  # anything beyond is as good as infinite, and its sums would o
 
 @dataclass(frozen=True)
 class Epoch:
-    """A row of a run's history. epsilon: None is infinite. score: a fraction. Numbers that are not finite are None.
+    """A row of a run's history. epsilon: None is infinite. score: a fraction, or a perplexity. Numbers that are
+    not finite are None.
 
     loss, clip_share and signal_norm are not private. The last three are None in runs of older versions.
     """
@@ -48,6 +50,11 @@ class StoredRun:
     privacy: dict[str, Any]
     provenance: dict[str, Any]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def measure(self) -> Measure:
+        """What its scores are."""
+        return measure_of(self.config.get("task"))
 
     @property
     def loss(self) -> float | None:
@@ -93,17 +100,19 @@ def _read_complete(folder: Path, name: str) -> StoredRun:
     if not isinstance(rows, list):
         raise ConfigurationError(f"{file}: 'history' must be a list")
     scores = _object(result.get("scores", {}), file, "'scores'")
+    config = _object(result["config"], file, "'config'")
+    measure = measure_of(config.get("task"))
     return StoredRun(
         name=name,
         folder=folder,
         complete=True,
-        config=_object(result["config"], file, "'config'"),
-        score=_fraction(result, "score", file),
-        scores={part: score for part in scores if (score := _fraction(scores, part, file)) is not None},
+        config=config,
+        score=_score(result, "score", file, measure),
+        scores={part: score for part in scores if (score := _score(scores, part, file, measure)) is not None},
         epsilon=_amount(result, "epsilon", file),
         noise_multiplier=_amount(result, "noise_multiplier", file),
         seconds=_amount(result, "seconds", file),
-        history=_history([(f"{file}: history row {i}", row) for i, row in enumerate(rows, 1)]),
+        history=_history([(f"{file}: history row {i}", row) for i, row in enumerate(rows, 1)], measure),
         privacy=_privacy(result.get("privacy") or {}, file, "'privacy'"),
         provenance=_object(result.get("provenance") or {}, file, "'provenance'"),
         warnings=_texts(result, "warnings", file),
@@ -112,7 +121,8 @@ def _read_complete(folder: Path, name: str) -> StoredRun:
 
 def _read_incomplete(folder: Path, name: str) -> StoredRun:
     rows = _json_lines(folder / METRICS)
-    history = _history(rows)
+    config = _config(folder / CONFIG)
+    history = _history(rows, measure_of(config.get("task")))
     last = history[-1] if history else Epoch(0, 0.0, None, None)
     seconds = [_amount(row, "seconds", where) for where, row in rows]
     privacy = folder / PRIVACY
@@ -120,7 +130,7 @@ def _read_incomplete(folder: Path, name: str) -> StoredRun:
         name=name,
         folder=folder,
         complete=False,
-        config=_config(folder / CONFIG),
+        config=config,
         score=last.score,
         scores={},
         epsilon=last.epsilon,
@@ -132,7 +142,7 @@ def _read_incomplete(folder: Path, name: str) -> StoredRun:
     )
 
 
-def _history(rows: Sequence[tuple[Path | str, Any]]) -> tuple[Epoch, ...]:
+def _history(rows: Sequence[tuple[Path | str, Any]], measure: Measure) -> tuple[Epoch, ...]:
     """In the order of epochs. A run that was resumed may have written one twice: the last counts."""
     epochs = {}
     for where, row in rows:
@@ -143,7 +153,7 @@ def _history(rows: Sequence[tuple[Path | str, Any]]) -> tuple[Epoch, ...]:
         epochs[number] = Epoch(
             number,
             epsilon=_amount(row, "epsilon", where),
-            score=_fraction(row, "score", where),
+            score=_score(row, "score", where, measure),
             loss=_number(row, "loss", where),
             clip_share=_fraction(row, "clip_share", where),
             signal_norm=_number(row, "signal_norm", where),
@@ -232,6 +242,10 @@ def _fraction(values: dict[str, Any], key: str, where: Path | str) -> float | No
     if value is not None and not 0 <= value <= 1:
         raise ConfigurationError(f"{where}: '{key}' must be a fraction from 0 to 1, not {value:g}")
     return value
+
+
+def _score(values: dict[str, Any], key: str, where: Path | str, measure: Measure) -> float | None:
+    return _fraction(values, key, where) if measure is ACCURACY else _amount(values, key, where)
 
 
 def _texts(values: dict[str, Any], key: str, where: Path | str) -> tuple[str, ...]:

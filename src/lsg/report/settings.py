@@ -9,6 +9,7 @@ from typing import Any
 from lsg.files.foreign_text import as_key
 from lsg.methods import METHODS
 from lsg.report.runs import StoredRun
+from lsg.tasks.measures import Measure, measure_of
 
 BUDGET = ("epsilon", "noise_multiplier")
 _OPTIONS = ("rank", "sparsity", "importance")
@@ -58,6 +59,11 @@ class Section:
     task: str
     model: str
     settings: tuple[Setting, ...]
+
+    @property
+    def measure(self) -> Measure:
+        """What the scores of its runs are."""
+        return measure_of(self.task)
 
     @property
     def title(self) -> str:

@@ -12,7 +12,8 @@ from lsg.tasks.data import Images, TaskData
 from lsg.tasks.digits import digits
 from lsg.tasks.names import KINDS, Kind, check_task
 from lsg.tasks.readers.cifar import read_cifar10
-from lsg.tasks.readers.columns import WantedColumns
+from lsg.tasks.readers.columns import NamedColumns, WantedColumns, WantedDocument
+from lsg.tasks.readers.documents import read_documents
 from lsg.tasks.readers.glue import GLUE, read_glue
 from lsg.tasks.readers.idx import read_fashion_mnist
 from lsg.tasks.readers.image_folder import read_image_folder
@@ -26,7 +27,7 @@ class Task:
     name: str
     kind: Kind
     title: str
-    read: Callable[[str | None, WantedColumns], TaskData] = field(repr=False)
+    read: Callable[[str | None, NamedColumns], TaskData] = field(repr=False)
 
 
 def load_task(
@@ -35,38 +36,51 @@ def load_task(
     *,
     text_column: str | None = None,
     pair_column: str | None = None,
+    prompt_column: str | None = None,
     label_column: str | None = None,
     unit_column: str | None = None,
 ) -> TaskData:
     """Read a task's training and evaluation data.
 
     task: a name of TASKS. data: a local path or a hub name; None takes the task's own source. The columns are those of
-    --task text; None is guessed from common names, but for unit_column, that of the ids of persons. Anything wrong with
-    the data is a `ConfigurationError` of one line that names the file and the line or row.
+    --task text and generate; None is guessed from common names, but for unit_column, that of the ids of persons.
+    Anything wrong with the data is a `ConfigurationError` of one line that names the file and the line or row.
     """
     check_task(task)
-    return TASKS[task].read(data, WantedColumns(text_column, pair_column, label_column, unit_column))
+    return TASKS[task].read(data, NamedColumns(text_column, pair_column, prompt_column, label_column, unit_column))
 
 
-def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None, WantedColumns], TaskData]:
+def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None, NamedColumns], TaskData]:
     """For a task that has no columns to choose."""
 
-    def read_without(data: str | None, wanted: WantedColumns) -> TaskData:
-        if wanted.named:
+    def read_without(data: str | None, named: NamedColumns) -> TaskData:
+        if named != NamedColumns():
             raise ConfigurationError(
-                "--text-column, --pair-column, --label-column and --unit-column are for --task text alone"
+                "--text-column, --pair-column, --prompt-column, --label-column and --unit-column are for --task text "
+                "and --task generate alone"
             )
         return read(data)
 
     return read_without
 
 
-def _read_text(data: str | None, wanted: WantedColumns) -> TaskData:
+def _read_text(data: str | None, named: NamedColumns) -> TaskData:
+    named.refuse("text", "prompt")
+    return read_text_task(_needed(data, "text"), WantedColumns(named.text, named.pair, named.label, named.unit))
+
+
+def _read_generate(data: str | None, named: NamedColumns) -> TaskData:
+    named.refuse("generate", "pair", "label")
+    return read_documents(_needed(data, "generate"), WantedDocument(named.text, named.prompt, named.unit))
+
+
+def _needed(data: str | None, task: str) -> str:
     if data is None:
         raise ConfigurationError(
-            "--task text needs --data: a TSV, CSV, JSONL or Parquet file, a folder of train.* and dev.*, or a hub name"
+            f"--task {task} needs --data: a TSV, CSV, JSONL or Parquet file, a folder of train.* and dev.*, or a hub "
+            "name"
         )
-    return read_text_task(data, wanted)
+    return data
 
 
 def _read_images(data: str | None) -> TaskData:
@@ -99,6 +113,7 @@ TASKS = _catalog(
     Task("qqp", "text", "QQP: do two questions ask the same?", _own_columns(partial(read_glue, GLUE["qqp"]))),
     Task("mnli", "text", "MNLI: does one sentence entail another?", _own_columns(partial(read_glue, GLUE["mnli"]))),
     Task("text", "text", "Your texts or pairs of texts", _read_text),
+    Task("generate", "generate", "Your texts, for a language model that writes them", _read_generate),
     Task("cifar10", "image", "CIFAR-10: colour images of ten things", _own_columns(read_cifar10)),
     Task("fashion-mnist", "image", "Fashion-MNIST: grey images of clothes", _own_columns(read_fashion_mnist)),
     Task("digits", "image", "scikit-learn's handwritten digits, no download", _own_columns(_read_digits)),

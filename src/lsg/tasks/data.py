@@ -1,4 +1,4 @@
-"""What every reader of a data set returns: labelled texts or images, for training and for evaluation."""
+"""What every reader of a data set returns: labelled texts or images, or documents, for training and for evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +33,27 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Documents:
+    """n texts that a language model learns to write, each from its prompt where there are prompts.
+
+    persons: as in `Texts`.
+    """
+
+    texts: Sequence[str]
+    prompts: Sequence[str] | None
+    persons: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, indices: ArrayLike) -> "Documents":
+        rows = np.asarray(indices, dtype=np.int64)
+        prompts = None if self.prompts is None else _taken(self.prompts, rows)
+        persons = None if self.persons is None else [self.persons[i] for i in rows]
+        return Documents(_taken(self.texts, rows), prompts, persons)
+
+
+@dataclass(frozen=True)
 class Images:
     """Images (n, channels, height, width) uint8 with labels (n,) int64."""
 
@@ -51,14 +72,15 @@ def _taken(texts: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
     return texts.take(rows) if isinstance(texts, PackedTexts) else [texts[i] for i in rows]
 
 
-Records = Texts | Images
+Records = Texts | Documents | Images
 
 
 @dataclass(frozen=True)
 class TaskData:
     """evaluation: name of a part ("dev", "test", "dev_matched", ...) -> its records; a score is the mean over parts.
-    source: the path or hub name that it was read from.
+    label_names: of classes; none of documents. source: the path or hub name that it was read from.
     used: which part of the source is trained on, in words; "" for all of its training data.
+    columns: of documents, which of them were taken, in words.
     """
 
     train: Records
@@ -66,3 +88,4 @@ class TaskData:
     label_names: tuple[str, ...]
     source: str
     used: str = ""
+    columns: str = ""

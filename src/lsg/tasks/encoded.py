@@ -4,7 +4,7 @@ Records are encoded once and stay on the device; a batch is a few indexing kerne
 and no copy but that of the indices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,9 @@ from torch.utils.data import DataLoader
 
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Images, Texts
+from lsg.tasks.encoded_documents import EncodedDocuments, EncodedPrompted
+from lsg.tasks.padded import CHUNK, Indices, PaddedTokens, matrix, on_device, padded
 
-WIDTH_STEP = 8  # texts are padded to a multiple of it: few shapes to compile, and tensor cores like them
-_CHUNK = 4096  # texts tokenized at a time, between two reports of progress
-
-Indices = Sequence[int] | Tensor
 Batch = Any  # what a batch is depends on the model: a dict with "labels", or (images, labels)
 
 
@@ -39,17 +37,11 @@ class EncodedTexts:
 
     def __getitems__(self, indices: Indices) -> dict[str, Tensor]:
         """One batch, as wide as its longest text needs. This is what torch's loaders call."""
-        chosen = torch.as_tensor(indices)
-        longest = int(self.lengths[chosen].max())
-        width = min(_rounded_up(longest), self.ids.shape[1])
-        rows = on_device(self.ids.device, chosen)
-        lengths = on_device(self.ids.device, self.lengths[chosen])
-        batch = {
-            "input_ids": self.ids[:, :width].index_select(0, rows).long(),
-            "attention_mask": (torch.arange(width, device=lengths.device) < lengths[:, None]).long(),
-        }
+        ids, mask = PaddedTokens(self.ids, self.lengths).batch(indices)
+        rows = on_device(self.ids.device, torch.as_tensor(indices))
+        batch = {"input_ids": ids, "attention_mask": mask}
         if self.types is not None:
-            batch["token_type_ids"] = self.types[:, :width].index_select(0, rows).long()
+            batch["token_type_ids"] = self.types[:, : ids.shape[1]].index_select(0, rows).long()
         return batch | {"labels": self.labels.index_select(0, rows)}
 
 
@@ -97,7 +89,8 @@ class EncodedFeatures:
         return _channels_last(self.features.index_select(0, rows).float()), self.labels.index_select(0, records)
 
 
-Encoded = EncodedTexts | EncodedImages | EncodedFeatures
+EncodedLanguage = EncodedDocuments | EncodedPrompted
+Encoded = EncodedTexts | EncodedLanguage | EncodedImages | EncodedFeatures
 
 
 def encode_texts(
@@ -111,8 +104,8 @@ def encode_texts(
     wants_types = "token_type_ids" in tokenizer.model_input_names
     ids: list[list[int]] = []
     types: list[list[int]] = []
-    for start in range(0, len(texts), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
+    for start in range(0, len(texts), CHUNK):
+        chunk = slice(start, start + CHUNK)
         pairs = None if texts.pairs is None else texts.pairs[chunk]
         made = tokenizer(
             texts.texts[chunk],
@@ -125,13 +118,12 @@ def encode_texts(
         ids += made["input_ids"]
         types += made["token_type_ids"] if wants_types else []
         report(len(ids))
-    lengths = torch.tensor([len(row) for row in ids], dtype=torch.long)
-    width = min(_rounded_up(int(lengths.max())), max_length)  # a model may have no positions past max_length
+    tokens = padded(ids, max_length, tokenizer.pad_token_id, device)
     return EncodedTexts(
-        _matrix(ids, lengths, width, tokenizer.pad_token_id).to(device),
-        _matrix(types, lengths, width, 0).to(device) if wants_types else None,
+        tokens.ids,
+        matrix(types, tokens.lengths, tokens.ids.shape[1], 0).to(device) if wants_types else None,
         texts.labels.to(device),
-        lengths,
+        tokens.lengths,
     )
 
 
@@ -153,7 +145,10 @@ def as_loader(data: Any, batch_size: int) -> DataLoader[Any]:
 
 def batches_in_order(data: Encoded, size: int) -> Iterator[Batch]:
     """All records once, texts of like length together: for evaluation, where the order means nothing."""
-    order = data.lengths.argsort(stable=True) if isinstance(data, EncodedTexts) else torch.arange(len(data))
+    if isinstance(data, EncodedTexts | EncodedDocuments | EncodedPrompted):
+        order = data.lengths.argsort(stable=True)
+    else:
+        order = torch.arange(len(data))
     for indices in order.split(size):
         yield data.__getitems__(indices)
 
@@ -162,24 +157,7 @@ def _as_is(batch: Batch) -> Batch:
     return batch
 
 
-def _rounded_up(length: int) -> int:
-    return -(-length // WIDTH_STEP) * WIDTH_STEP
-
-
-def _matrix(rows: list[list[int]], lengths: Tensor, width: int, padding: int) -> Tensor:
-    """Rows of unequal length, padded on the right."""
-    matrix = torch.full((len(rows), width), padding, dtype=torch.int32)
-    filled = torch.arange(width) < lengths[:, None]
-    matrix[filled] = torch.tensor([number for row in rows for number in row], dtype=torch.int32)
-    return matrix
-
-
 def _channels_last(images: Tensor) -> Tensor:
     """On a GPU, where convolutions are faster with it. What is no image stays as it is."""
     is_image = images.is_cuda and images.ndim == 4
     return images.contiguous(memory_format=torch.channels_last) if is_image else images
-
-
-def on_device(device: torch.device, indices: Tensor) -> Tensor:
-    """Copied without waiting for what the device still computes."""
-    return indices.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else indices

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsg.tasks.encoded import WIDTH_STEP, EncodedFeatures, EncodedTexts
+from lsg.tasks.encoded import EncodedFeatures, EncodedTexts
+from lsg.tasks.padded import WIDTH_STEP
 from lsg.tasks.pooled import PooledClassifier
 
 _TEXTS = {"cpu": 32, "cuda": 256}  # computed at once

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from lsg.tasks.encoded import EncodedFeatures, EncodedImages, Indices
+from lsg.tasks.encoded import EncodedFeatures, EncodedImages
 from lsg.tasks.image_views import ImageViews
+from lsg.tasks.padded import Indices
 
 MOST_BYTES = 4 << 30  # on a CPU, of all features of a run; a GPU gives half of its free memory
 _CHUNK = 128  # images at a time: the transform's maps take some megabytes each

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lsg.tasks.encoded import EncodedImages, Indices, on_device
+from lsg.tasks.encoded import EncodedImages
+from lsg.tasks.padded import Indices, on_device
 
 SHARE_MOVED = 8  # an image moves by up to an eighth of its size: 4 pixels of 32
 

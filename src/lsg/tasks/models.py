@@ -60,8 +60,8 @@ assert tuple(ZOO) == ZOO_NAMES
 
 
 def check_model_kind(name: str, kind: str) -> None:
-    """Zoo models are for a task of the kind "image", all others for "text"."""
-    if kind == "text" and name in ZOO:
+    """Zoo models are for a task of the kind "image", all others for texts."""
+    if kind != "image" and name in ZOO:
         raise ConfigurationError(f"--model {name} is for images; a task of texts needs a hub id or a folder")
     if kind == "image" and name not in ZOO:
         raise ConfigurationError(f"--model '{name}' must be one of {', '.join(ZOO)} for a task of images")
@@ -79,7 +79,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
         from transformers import AutoModelForSequenceClassification
 
         config = _labelled_config(name, label_names)
-        model, new = _pretrained(AutoModelForSequenceClassification, name, config)
+        model, new = pretrained(AutoModelForSequenceClassification, name, config)
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
     if not kept:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(model).__name__}'s encoder")
@@ -94,7 +94,7 @@ def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> 
         config = _labelled_config(name, label_names)
         if config.is_encoder_decoder:
             raise ConfigurationError(f"--pooling {pooling}: --model {name} has a decoder: use --pooling model")
-        encoder, new = _pretrained(AutoModel, name, config)
+        encoder, new = pretrained(AutoModel, name, config)
     if not encoder.state_dict().keys() - new:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(encoder).__name__}")
     return PooledClassifier(encoder, pooling, label_names)
@@ -108,7 +108,7 @@ def _labelled_config(name: str, label_names: tuple[str, ...]) -> Any:
     return config
 
 
-def _pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
+def pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
     """A model of this kind of transformers, and the names of its parameters that its files do not have."""
     try:
         model, info = kind.from_pretrained(
@@ -127,23 +127,29 @@ def _pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
 
 def text_config(name: str) -> Any:
     """The model's configuration, refused where the architecture has no sequence classifier."""
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    check_model_kind(name, "text")
-    _check_folder(name)
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # of transformers, safetensors or the hub's client
-        raise ConfigurationError(
-            f"--model {name}: cannot load its configuration ({_hub_or_folder(name)}{first_line(error)})"
-        ) from None
+    config = any_config(name)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ConfigurationError(
             f"--model {name}: a {config.model_type} model cannot classify texts: transformers has no sequence "
             "classification head for it"
         )
     return config
+
+
+def any_config(name: str) -> Any:
+    """The configuration of a model of transformers, of whatever architecture."""
+    from transformers import AutoConfig
+
+    check_model_kind(name, "text")
+    _check_folder(name)
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # of transformers, safetensors or the hub's client
+        raise ConfigurationError(
+            f"--model {name}: cannot load its configuration ({_hub_or_folder(name)}{first_line(error)})"
+        ) from None
 
 
 def _hub_or_folder(name: str) -> str:
@@ -185,7 +191,7 @@ def load_tokenizer(name: str) -> Any:
 def select_trained(model: nn.Module, trainable: str) -> None:
     """Set which parameters train; see RunConfig.trainable."""
     head = {id(p) for p in head_parameters(model)}
-    weights = {id(p) for p in _weight_matrices(model)}
+    weights = {id(p) for p in weight_matrices(model)}
     for parameter in model.parameters():
         in_head = id(parameter) in head
         parameter.requires_grad = {
@@ -206,7 +212,7 @@ def head_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     yield from (p for p in model.parameters() if id(p) not in encoder)
 
 
-def _weight_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
+def weight_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
     """Weights that can be projected, but for embedding tables."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):

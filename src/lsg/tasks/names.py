@@ -8,13 +8,14 @@ from typing import Literal
 
 from lsg.errors import ConfigurationError
 
-Kind = Literal["text", "image"]
+Kind = Literal["text", "image", "generate"]
 KINDS: dict[str, Kind] = {
     "sst2": "text",
     "qnli": "text",
     "qqp": "text",
     "mnli": "text",
     "text": "text",
+    "generate": "generate",
     "cifar10": "image",
     "fashion-mnist": "image",
     "digits": "image",

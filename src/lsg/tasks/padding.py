@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from lsg.errors import ConfigurationError, first_line
 from lsg.tasks.data import Texts
-from lsg.tasks.encoded import WIDTH_STEP, encode_texts
+from lsg.tasks.encoded import encode_texts
+from lsg.tasks.padded import WIDTH_STEP
 
 _TOLERANCE = 1e-4  # of the largest logit: above the rounding of float32
 _STRANGERS = 3  # texts of random tokens

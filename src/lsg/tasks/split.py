@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lsg.errors import ConfigurationError
-from lsg.tasks.data import Records, TaskData, Texts
+from lsg.tasks.data import Images, Records, TaskData, Texts
 
 HELD_OUT, HELD_OUT_PART = 0.1, "held-out"  # share of data that come in one part, and its name
 # The key of the hash, for each use of it a version of its own. It is public, and the same for every --seed.
@@ -55,7 +55,7 @@ def _hashes(records: Records, use: str) -> Iterator[int]:
 
 
 def _persons(records: Records) -> list[str] | None:
-    return records.persons if isinstance(records, Texts) else None
+    return None if isinstance(records, Images) else records.persons
 
 
 def _contents(records: Records) -> Iterator[bytes]:
@@ -63,9 +63,10 @@ def _contents(records: Records) -> Iterator[bytes]:
     if persons is not None:
         yield from (person.encode() for person in persons)
         return
-    if not isinstance(records, Texts):
+    if isinstance(records, Images):
         yield from (image.numpy().tobytes() for image in records.pixels)
         return
-    for text, pair in zip(records.texts, records.pairs or [""] * len(records), strict=True):
+    seconds = records.pairs if isinstance(records, Texts) else records.prompts
+    for text, pair in zip(records.texts, seconds or [""] * len(records), strict=True):
         first = text.encode()
         yield len(first).to_bytes(8) + first + pair.encode()  # the length tells "ab", "c" from "a", "bc"

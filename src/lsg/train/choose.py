@@ -18,6 +18,7 @@ from lsg.train.presets import preset
 
 # Tokens computed at once. A CPU's caches hold few.
 TOKENS = {"cpu": 2048, "cuda": 16384}
+WRITTEN_TOKENS = {"cpu": 2048, "cuda": 8192}  # each has a number for every word of the vocabulary
 IMAGES = 1024  # of features of images, computed at once: their networks are small
 CPU_IMAGES = 128  # of whole images in a wide ResNet: more at once are slower (results/bench/cpu-micro-batches.json)
 _ASSUMED_EPSILON = 3.0  # for the choice alone, where a noise multiplier is given in place of ε
@@ -27,7 +28,7 @@ _SAME = (
     *("lr_schedule", "warmup", "momentum", "weight_decay", "batch_size", "epochs", "averaging", "views"),
 )
 _GREY = ("fashion-mnist", "digits")
-_OWN_DATA = ("text", "images")  # tasks without a δ that the literature has agreed on
+_OWN_DATA = ("text", "generate", "images")  # tasks without a δ that the literature has agreed on
 
 
 def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> RunConfig:
@@ -46,11 +47,13 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
     channels = None if data.shape is None else data.shape.channels
-    chosen = recipe_for(task, data.protected(config).units, config.epsilon, given.get("delta"), channels)
+    chosen = recipe_for(
+        task, data.protected(config).units, config.epsilon, given.get("delta"), channels, config.lora is not None
+    )
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
-    if KINDS[task] != "text":
+    if KINDS[task] == "image":
         usual |= {"max_physical_batch_size": IMAGES}
     machine = _machine({**usual, **fields, **given})
     settings = RunConfig.from_dict({**usual, **machine, **fields, **given, "recipe": recipe}, source)
@@ -59,16 +62,23 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
 
 
 def recipe_for(
-    task: str, records: int, epsilon: float | None, delta: float | None, channels: int | None = None
+    task: str,
+    records: int,
+    epsilon: float | None,
+    delta: float | None,
+    channels: int | None = None,
+    adapters: bool = False,
 ) -> Recipe:
     """The recommended recipe for a task with so many records, or persons. Without ε or δ: for usual ones.
 
-    channels: of images, where their task does not tell.
+    channels: of images, where their task does not tell. adapters: --lora was given.
     """
     epsilon = _ASSUMED_EPSILON if epsilon is None else epsilon
     delta = _usual_delta(task, records) if delta is None else delta
     channels = channels or (1 if task in _GREY else 3)
-    return recommend(records=records, epsilon=epsilon, delta=delta, task=KINDS[task], channels=channels)
+    return recommend(
+        records=records, epsilon=epsilon, delta=delta, task=KINDS[task], channels=channels, adapters=adapters
+    )
 
 
 def _usual_delta(task: str, records: int) -> float:
@@ -106,8 +116,9 @@ def _machine(settings: dict[str, Any]) -> dict[str, Any]:
     from lsg.train.precision import choose_device
 
     device = choose_device(str(settings.get("device", RunConfig.device))).type
-    if KINDS[settings["task"]] == "text":
-        return {"max_physical_tokens": TOKENS.get(device, 8192)}
+    if KINDS[settings["task"]] != "image":
+        tokens = TOKENS if KINDS[settings["task"]] == "text" else WRITTEN_TOKENS
+        return {"max_physical_tokens": tokens.get(device, 8192)}
     # The rows of a person, or of an image's views, are computed together, however many they are.
     single = settings.get("unit_column") is None and settings.get("views", 1) == 1
     return {"max_physical_batch_size": CPU_IMAGES} if device == "cpu" and single and _is_wide(settings) else {}

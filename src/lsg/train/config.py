@@ -11,7 +11,7 @@ from lsg.accounting.epsilon import ACCOUNTANTS
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import is_text
 from lsg.methods import METHODS, Clipping, Importance, Method, make_method
-from lsg.tasks.names import POOLINGS
+from lsg.tasks.names import KINDS, POOLINGS, Kind
 
 RECIPES = ("auto", "paper")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
@@ -52,6 +52,10 @@ class RunConfig:
         for tuning. 0 scores on the evaluation data. Both are shares, not numbers: see lsg.tasks.split.
     views: of each image in a step, randomly moved (and flipped, if natural), their gradients averaged before the clip.
         1 takes images as they are. `max_physical_batch_size` counts views.
+    lora: of --task generate, the rank of adapters that are trained in place of the model's own weights; None trains
+        these. merge: save the model with its adapters added to its weights, not the adapters alone.
+    prompt_column: of --task generate, what stands before a text and is not learnt. sample_prompt: what the model
+        continues after some epochs, for people to see; a public text, "" for none, None for lsg.train.samples's.
     tuning_part: a share of the training records, on which `lsg tune --held-out` chose these settings: never trained on.
     max_physical_tokens: of texts, a micro-batch has at most so many tokens: records times the longest of them. None
         sets no limit.
@@ -108,6 +112,15 @@ class RunConfig:
     max_records_per_unit: int | None = None
     views: int = 1
     tuning_part: float | None = None
+    lora: int | None = None
+    merge: bool | None = None
+    prompt_column: str | None = None
+    sample_prompt: str | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        """Of the task; None of one that is not known."""
+        return KINDS.get(self.task)
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -127,7 +140,14 @@ class RunConfig:
         for name in ("lr", "max_grad_norm", "head_scale", "head_lr", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be positive and finite")
-        limits = ("max_length", "max_physical_batch_size", "max_physical_tokens", "max_records_per_unit", "views")
+        limits = (
+            "max_length",
+            "max_physical_batch_size",
+            "max_physical_tokens",
+            "max_records_per_unit",
+            "views",
+            "lora",
+        )
         for name in ("batch_size", "epochs", *limits):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{option(name)} {getattr(self, name)} must be at least 1")

@@ -1,17 +1,28 @@
-"""A model and encoded data in, accuracy on each part of it out."""
+"""A model and encoded data in, its score on each part of them out; and how a classifier is called."""
 
 from itertools import islice
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
-from lsg.tasks.encoded import Batch, Encoded, EncodedTexts, batches_in_order
+from lsg.tasks.encoded import Batch, Encoded, EncodedLanguage, EncodedTexts, batches_in_order
 from lsg.train.precision import autocast
 from lsg.train.run_warnings import OneAnswer
 
 _BATCH, _IMAGES_ON_GPU = 512, 2048  # a GPU waits for the CPU with fewer
+
+
+class Scorer(Protocol):
+    """What trains and scores models of a kind: a classifier here, a language model in `lsg.train.language`."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
+
+    def scores(self, model: nn.Module, parts: dict[str, Encoded]) -> dict[str, float]: ...
+
+    def one_answer(self, parts: dict[str, Encoded]) -> dict[str, OneAnswer]: ...
 
 
 class Classifier:
@@ -40,6 +51,14 @@ class Classifier:
         right = [sum(counts) for counts in zip(*shares, strict=True)]
         return {name: count / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
 
+    def one_answer(self, parts: dict[str, Encoded]) -> dict[str, OneAnswer]:
+        """By part: what a model scores that gives everything the label most frequent there."""
+        found = {}
+        for name, data in parts.items():
+            assert not isinstance(data, EncodedLanguage)
+            found[name] = OneAnswer(int(data.labels.bincount().max()) / len(data), len(data))
+        return found
+
     def _count_right(self, model: nn.Module, data: Encoded) -> Tensor:
         """How many of this process's batches' records are classified right, still on the device."""
         total = torch.zeros((), dtype=torch.long, device=self._device)
@@ -53,17 +72,14 @@ class Classifier:
 class Evaluation:
     """The score after an epoch: the mean over parts. `scores` keeps the last one part by part."""
 
-    def __init__(self, classifier: Classifier, parts: dict[str, Encoded]) -> None:
-        self._classifier, self._parts = classifier, parts
+    def __init__(self, scorer: Scorer, parts: dict[str, Encoded]) -> None:
+        self._scorer, self._parts = scorer, parts
         self.scores: dict[str, float] = {}
 
     def one_answer(self) -> dict[str, OneAnswer]:
-        """By part: what a model scores that gives everything the label most frequent there."""
-        return {
-            name: OneAnswer(int(data.labels.bincount().max()) / len(data), len(data))
-            for name, data in self._parts.items()
-        }
+        """As of the scorer."""
+        return self._scorer.one_answer(self._parts)
 
     def __call__(self, model: nn.Module) -> float:
-        self.scores = self._classifier.scores(model, self._parts)
+        self.scores = self._scorer.scores(model, self._parts)
         return sum(self.scores.values()) / len(self.scores)

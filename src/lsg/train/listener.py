@@ -47,5 +47,8 @@ class Listener:
     def step(self, done: int) -> None:
         """So many logical steps with samples have been taken, from the start of the run."""
 
+    def sample(self, epoch: int, text: str) -> None:
+        """After an epoch a language model has written this. The text may be of any kind."""
+
     def epoch(self, row: dict[str, Any]) -> None:
         """An epoch is over; the row is its line of metrics.jsonl."""

@@ -111,7 +111,7 @@ def train(
         )
         if spent is not None and not end_at_budget:
             raise spent
-        epoch = _of_all(end, engine, delta, None if evaluate is None else _evaluated(model, evaluate))
+        epoch = _of_all(end, engine, delta, None if evaluate is None else evaluated(model, evaluate))
         history.append(epoch)
         if on_epoch is not None:
             on_epoch(epoch)
@@ -199,7 +199,8 @@ def accuracy(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     return (model(inputs).argmax(dim=1) == labels).double().mean().item()
 
 
-def _evaluated(model: nn.Module, evaluate: Callable[[nn.Module], float]) -> float:
+def evaluated(model: nn.Module, evaluate: Callable[[nn.Module], float]) -> float:
+    """With the model in eval mode and gradients off."""
     model.eval()
     try:
         with torch.no_grad():

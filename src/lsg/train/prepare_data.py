@@ -9,14 +9,16 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import is_text, visible
-from lsg.tasks.data import Images, Records, TaskData, Texts
-from lsg.tasks.encoded import Encoded, encode_images, encode_texts
+from lsg.tasks.data import Documents, Images, Records, TaskData, Texts
+from lsg.tasks.encoded import Encoded, EncodedLanguage, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
 from lsg.tasks.readers.files import local_path
 from lsg.tasks.readers.progress import told_to
 from lsg.tasks.split import HELD_OUT_PART, divide, how_divided
+from lsg.train.check_language import check_language_options
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
+from lsg.train.prepare_documents import encode_language
 from lsg.train.prepare_images import check_views
 from lsg.train.protected import Protected, whom_it_protects
 
@@ -36,8 +38,8 @@ _CACHE: dict[tuple[Any, ...], "PreparedData"] = {}
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Encoded data. source, used: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a record.
-    persons: the id of the person that each training record is of, with --unit-column.
+    """Encoded data. source, used, columns: see `TaskData`. tokenizer: of texts; shape: of images; pairs: two texts a
+    record, or a prompt and a text. persons: the id of the person that each training record is of, with --unit-column.
 
     data_name, model_name: what a release may call them. A name on the hub, or no name where they are local: a path
     tells of the people, machines and projects behind it.
@@ -52,6 +54,7 @@ class PreparedData:
     model_name: str
     tokenizer: Any | None = None
     shape: ImageShape | None = None
+    columns: str = ""
     pairs: bool = False
     persons: list[str] | None = None
 
@@ -72,7 +75,8 @@ def prepare_data(
     only_tuning_part: trains on the part that `tuning_part` leaves out otherwise, for `lsg tune`.
     """
     check_views(config)
-    columns = (config.text_column, config.pair_column, config.label_column, config.unit_column)
+    check_language_options(config)
+    columns = (config.text_column, config.pair_column, config.prompt_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
     if key not in _CACHE:
@@ -81,14 +85,21 @@ def prepare_data(
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
     data = _CACHE[key]
-    sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
-    labels = ", ".join(visible(name, 80) for name in data.label_names[:_NAMED]) + (
-        ", ..." if len(data.label_names) > _NAMED else ""
-    )
-    counted = data.protected(config).counted
-    cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
-    listener.note(f"{visible(data.source)}: {counted} for training, {sizes}; labels {labels}{cut}")
+    _describe(config, data, listener)
     return data
+
+
+def _describe(config: RunConfig, data: PreparedData, listener: Listener) -> None:
+    sizes = ", ".join(f"{len(part):,} for {name}" for name, part in data.evaluation.items())
+    labels = ", ".join(visible(name, 80) for name in data.label_names[:_NAMED])
+    labels = f"; labels {labels}{', ...' if len(data.label_names) > _NAMED else ''}" if labels else ""
+    counted = data.protected(config).counted
+    about = f"; {data.columns}" if data.columns else labels
+    cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
+    unlearnt = data.train.unlearnt if isinstance(data.train, EncodedLanguage) else 0
+    listener.note(f"{visible(data.source)}: {counted} for training, {sizes}{about}{cut}")
+    if unlearnt:
+        listener.note(f"{unlearnt:,} prompts leave no room for their texts, and teach nothing (not private)")
 
 
 def _read(config: RunConfig, listener: Listener) -> TaskData:
@@ -113,6 +124,7 @@ def _loaded(config: RunConfig) -> TaskData:
         config.data,
         text_column=config.text_column,
         pair_column=config.pair_column,
+        prompt_column=config.prompt_column,
         label_column=config.label_column,
         unit_column=config.unit_column,
     )
@@ -146,11 +158,16 @@ def _encode(config: RunConfig, data: TaskData, device: torch.device, listener: L
         "label_names": data.label_names,
         "source": data.source,
         "used": data.used,
+        "columns": data.columns,
         "data_name": LOCAL if is_local else data.source,
         "model_name": LOCAL if Path(config.model).exists() else config.model,
     }
     if isinstance(data.train, Images):
         return _encode_images(config, data, device, common)
+    if isinstance(data.train, Documents):
+        language, tokenizer = encode_language(config, data, device, listener)
+        common |= {"tokenizer": tokenizer, "pairs": data.train.prompts is not None, "persons": data.train.persons}
+        return PreparedData(language.pop("train"), {**language}, **common)
     return _encode_texts(config, data, device, listener, common)
 
 

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from lsg.errors import ConfigurationError
-from lsg.tasks.encoded import EncodedTexts
+from lsg.tasks.encoded import EncodedLanguage, EncodedTexts
+from lsg.tasks.language_check import check_language_model
+from lsg.tasks.language_models import load_language_model, select_written, with_adapters
 from lsg.tasks.models import (
     head_parameters,
     load_image_model,
@@ -26,17 +28,15 @@ def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, l
     model: Any
     if data.shape is not None:
         model = load_image_model(config.model, data.shape)
+    elif isinstance(data.train, EncodedLanguage):
+        return _language_model(config, data, data.train).to(device)
     else:
         assert data.tokenizer is not None
         model = _text_model(config, data.label_names, listener)
         # Decoders find the last token of a text by this number: with another one they would take a padding.
         model.config.pad_token_id = data.tokenizer.pad_token_id
         _check_positions(model, config, data)
-        rows = model.get_input_embeddings().num_embeddings
-        if len(data.tokenizer) > rows:
-            raise ConfigurationError(
-                f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
-            )
+        _check_vocabulary(model, config, data)
         assert isinstance(data.train, EncodedTexts)
         check_padding(model, data.tokenizer, data.train.ids.shape[1], config.model)
     select_trained(model, config.trainable)
@@ -44,6 +44,27 @@ def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, l
     if data.shape is not None and device.type == "cuda":
         model.to(memory_format=torch.channels_last)
     return model
+
+
+def _language_model(config: RunConfig, data: PreparedData, train: EncodedLanguage) -> nn.Module:
+    model = load_language_model(config.model)
+    _check_vocabulary(model, config, data)
+    check_language_model(model, train, len(data.tokenizer), config.model)  # type: ignore[arg-type]
+    if config.lora is not None:
+        adapted: nn.Module = with_adapters(model, config.lora)
+        return adapted
+    select_written(model, config.trainable)
+    whole: nn.Module = model
+    return whole
+
+
+def _check_vocabulary(model: Any, config: RunConfig, data: PreparedData) -> None:
+    assert data.tokenizer is not None
+    rows = model.get_input_embeddings().num_embeddings
+    if len(data.tokenizer) > rows:
+        raise ConfigurationError(
+            f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
+        )
 
 
 def _text_model(config: RunConfig, label_names: tuple[str, ...], listener: Listener) -> nn.Module:

@@ -37,7 +37,8 @@ class Spent:
 class DataFacts:
     """What a release tells of the data and the model. Never a path, and nothing computed from records.
 
-    used: which part of the data was trained on; "" for all. image_size: (channels, height, width); None of texts.
+    used: which part of the data was trained on; "" for all. classes: 0 of texts that a language model learns to write.
+    image_size: (channels, height, width); None of texts. pairs: two texts a record, or a prompt and a text.
     """
 
     data: str
@@ -71,6 +72,7 @@ def privacy_statement(config: RunConfig, spent: Spent, facts: DataFacts, version
         "method": str(config.make_method()),
         "noise_dimensions": spent.noise_dimensions,
         "trained_parameters": spent.trained_parameters,
+        **({"lora": config.lora} if config.lora is not None else {}),
         "task": config.task,
         "model": facts.model,
         "data": facts.data,
@@ -88,10 +90,10 @@ def _statement(config: RunConfig, spent: Spent, facts: DataFacts) -> str:
     without = "without it" if whom.persons is None else "without them"
     return (
         f"This model was trained on {whom.counted} with ({epsilon}, {config.delta:g})-differential privacy. "
-        f"{_meaning(whom)}: whatever somebody computes from the released weights, its probability with the {noun} in "
-        f"the data is at most {times} its probability {without}, and the other way round, but for events of total "
-        f"probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was achieved "
-        f"by {spent.steps:,} training steps, each on {_drawn(spent)}{_with_records(whom)}), by limiting each "
+        f"{_meaning(whom, config)}: whatever somebody computes from the released weights, its probability with the "
+        f"{noun} in the data is at most {times} its probability {without}, and the other way round, but for events of "
+        f"total probability {config.delta:g}. It holds for every {noun}, whatever else that somebody knows. It was "
+        f"achieved by {spent.steps:,} training steps, each on {_drawn(spent)}{_with_records(whom)}), by limiting each "
         f"{noun}'s contribution to a step{_views(config)} to an L2 norm of {config.max_grad_norm:g}, and by adding "
         f"Gaussian noise of {spent.noise_multiplier:.4g} times that limit to each of the "
         f"{spent.noise_dimensions:,} numbers that a step learns from the data. "
@@ -127,10 +129,11 @@ def _with_records(whom: Protected) -> str:
     return f", with all records of that id, or {whom.most} of them, chosen anew for each step, if there are more"
 
 
-def _meaning(whom: Protected) -> str:
+def _meaning(whom: Protected, config: RunConfig) -> str:
     """What is protected, up to "adding or removing it"."""
     if whom.persons is None:
-        return "One record is one training example, and the guarantee is about adding it to the data or removing it"
+        what = "one whole text, with its prompt if it has one" if config.kind == "generate" else "one training example"
+        return f"One record is {what}, and the guarantee is about adding it to the data or removing it"
     return (
         "One person is all records with one id, and the guarantee is about adding all of them to the data or removing "
         "them"
@@ -155,10 +158,14 @@ def _public(config: RunConfig, spent: Spent, facts: DataFacts) -> list[str]:
     public = [
         f"The number of training {whom.noun}s, {whom.units:,}: the rate of sampling, the number of steps and the noise "
         f"follow from it{chosen}.",
-        f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer and "
-        f"stand in its files. A {whom.noun} with a label that no other has would change them.",
         "The weights that training began with: they must not have been made from these records.",
     ]
+    if facts.classes:
+        public.insert(
+            1,
+            f"The number of classes, {facts.classes:,}, and their names: they are the shape of the model's last layer "
+            f"and stand in its files. A {whom.noun} with a label that no other has would change them.",
+        )
     if whom.persons is not None:
         public.append(f"The number of records of these persons together, {whom.records:,}: it stands here.")
     if facts.image_size is not None:
@@ -193,6 +200,12 @@ def _caveats(config: RunConfig, whom: Protected) -> list[str]:
         else "A person is one id of the training data. Somebody whose rows stand under several ids is protected less, "
         "in proportion to their number. What the rows of others tell about somebody is not covered.",
     ]
+    if config.kind == "generate":
+        caveats.append(
+            "What the model wrote while it was trained was computed from weights that the steps before had released, "
+            "and from a public prompt: the guarantee covers it. A language model can still repeat what stands in the "
+            f"texts of many {whom.noun}s: what a {whom.noun} shares with others is not theirs alone to protect."
+        )
     if config.tuning_part:
         caveats.append(
             "THE EPSILON DOES NOT COVER THE SEARCH FOR THE SETTINGS. THEY WERE CHOSEN ON ABOUT "

@@ -13,6 +13,8 @@ class RunResult:
     """What result.json holds. epsilon: None without privacy. seconds: of training. history: metrics.jsonl's rows.
 
     warnings: what is wrong with the run, the gravest first. Not private. processes: that trained together at its end.
+    measure: what a score is; of perplexity the lower one is the better. untrained: the score
+    of a language model before training.
     """
 
     config: RunConfig
@@ -28,6 +30,8 @@ class RunResult:
     provenance: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     processes: int = 1
+    measure: str = "accuracy"
+    untrained: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.to_dict()}

@@ -14,7 +14,7 @@ import torch
 from lsg.accounting.ledger import fingerprint
 from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError, LsgError, ProcessLost, first_line
-from lsg.tasks.encoded import Encoded, EncodedFeatures, EncodedTexts
+from lsg.tasks.encoded import Encoded, EncodedFeatures, EncodedLanguage, EncodedTexts
 from lsg.tasks.models import ZOO
 from lsg.tasks.readers.files import local_path
 from lsg.train.config import RunConfig
@@ -115,15 +115,17 @@ def on_all(group: Group, settings: dict[str, Any], work: Callable[[], _T]) -> _T
 def _check_same_data(group: Group, data: PreparedData) -> None:
     if not group.alone:
         group.check_alike(
-            {"the training data": fingerprint([_tensor(data.train), data.train.labels])},
+            {"the training data": fingerprint(_tensors(data.train))},
             "Every process must read the same files",
         )
 
 
-def _tensor(data: Encoded) -> torch.Tensor:
+def _tensors(data: Encoded) -> list[torch.Tensor]:
+    if isinstance(data, EncodedLanguage):
+        return data.parts
     if isinstance(data, EncodedTexts):
-        return data.ids
-    return data.features if isinstance(data, EncodedFeatures) else data.pixels
+        return [data.ids, data.labels]
+    return [data.features if isinstance(data, EncodedFeatures) else data.pixels, data.labels]
 
 
 def check_against_data(config: RunConfig, data: PreparedData) -> None:

@@ -48,10 +48,11 @@ class OneAnswer:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part.
+    """What the checks compare a run's rows with. steps, epochs: of the whole run. one_answer: by part, of accuracies.
 
     scored_apart: evaluation data came as a part of their own. Else they are records of the same file as those trained
         on, as private as these, and no warning about the score may be released.
+    untrained: of a language model, its perplexity before training.
     """
 
     steps: int
@@ -59,6 +60,7 @@ class RunFacts:
     max_grad_norm: float
     one_answer: dict[str, OneAnswer]
     scored_apart: bool = True
+    untrained: float | None = None
 
 
 def find_warnings(rows: Sequence[Row], facts: RunFacts) -> list[RunWarning]:
@@ -101,7 +103,7 @@ def _loss_not_finite(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
 def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
     """Many runs begin with one answer for everything, so this counts from half of the run on."""
     last = rows[-1]
-    if not _half_way(rows, facts):
+    if not facts.one_answer or not _half_way(rows, facts):
         return None
     if any(last["scores"][part] > one.told_from for part, one in facts.one_answer.items()):
         return None
@@ -111,6 +113,19 @@ def _score_of_one_answer(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
         f"the score, {100 * last['score']:.1f} %, is not clearly better than that of always giving the most frequent "
         f"answer, {100 * baseline:.1f} %, on {sum(one.records for one in facts.one_answer.values()):,} records. Try "
         "another --lr, more --epochs, more records or a larger --epsilon",
+        releasable=facts.scored_apart,
+    )
+
+
+def _no_better_than_untrained(rows: Sequence[Row], facts: RunFacts) -> RunWarning | None:
+    """Of a language model; noise makes most of them worse before they become better."""
+    last = rows[-1]
+    if facts.untrained is None or last["score"] < facts.untrained or not _half_way(rows, facts):
+        return None
+    return RunWarning(
+        "untrained",
+        f"the perplexity, {last['score']:.4g}, is no lower than before training, {facts.untrained:.4g}. Try another "
+        "--lr, more --epochs, more records or a larger --epsilon",
         releasable=facts.scored_apart,
     )
 
@@ -132,7 +147,7 @@ def _noise_drowns_signal(rows: Sequence[Row], facts: RunFacts) -> RunWarning | N
         "noise",
         f"noise drowns the signal: over {facts.steps:,} steps the noise is {times} as long as all signals together, "
         "if they agree (not private). It takes more records, a larger --epsilon, or, where there is room, a larger "
-        "--batch-size or fewer trained numbers (--trainable head)",
+        "--batch-size or fewer trained numbers (--trainable head; of a language model, --lora)",
     )
 
 
@@ -160,7 +175,14 @@ def _everything_clipped(rows: Sequence[Row], facts: RunFacts) -> RunWarning | No
     )
 
 
-_CHECKS = (_loss_not_finite, _score_of_one_answer, _noise_drowns_signal, _nothing_clipped, _everything_clipped)
+_CHECKS = (
+    _loss_not_finite,
+    _score_of_one_answer,
+    _no_better_than_untrained,
+    _noise_drowns_signal,
+    _nothing_clipped,
+    _everything_clipped,
+)
 
 
 def _half_way(rows: Sequence[Row], facts: RunFacts) -> bool:

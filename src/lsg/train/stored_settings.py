@@ -34,6 +34,10 @@ LACKED: dict[str, Any] = {
     "max_records_per_unit": None,
     "views": 1,
     "tuning_part": None,
+    "lora": None,
+    "merge": None,
+    "prompt_column": None,
+    "sample_prompt": None,
 }
 
 

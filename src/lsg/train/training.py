@@ -5,7 +5,6 @@ import hashlib
 import math
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,21 +18,22 @@ from lsg.perf import PerfConfig
 from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
-from lsg.tasks.models import save_image_model, save_text_model
+from lsg.tasks.measures import measure_of
 from lsg.train.checkpoints import CheckpointWriter, restored_progress
 from lsg.train.config import RunConfig
-from lsg.train.evaluation import Classifier, Evaluation
+from lsg.train.evaluation import Evaluation
 from lsg.train.listener import Listener, RunStart
-from lsg.train.loop import Epoch, LoopState, train
+from lsg.train.loop import Epoch, LoopState, evaluated, train
 from lsg.train.lr_schedule import attach_lr_schedule
-from lsg.train.precision import choose_precision
-from lsg.train.prepare_data import DEFAULT_NORMALISATION, NORMALISATION, PreparedData
+from lsg.train.prepare_data import PreparedData
 from lsg.train.prepare_images import with_views
 from lsg.train.prepare_model import make_optimizer
 from lsg.train.privacy_statement import DataFacts, Spent, privacy_statement
 from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
 from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warnings, weight_warnings
+from lsg.train.save_model import save_trained
+from lsg.train.scorers import samples_of, scorer_of
 from lsg.train.shared_folder import SharedFolder
 
 
@@ -96,8 +96,9 @@ class Training:
             torch.manual_seed(_seed_of_rank(config.seed, self.group.rank))
         # Kernels of a GPU may round otherwise the next time: then lost steps cannot be repeated to the bit.
         self.repeats = device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
-        classifier = Classifier(choose_precision(config.precision, device), device, self.group)
-        self.loss, self.evaluation = classifier.loss, Evaluation(classifier, data.evaluation)
+        scorer = scorer_of(config, data, device, self.group)
+        self.loss, self.evaluation = scorer.loss, Evaluation(scorer, data.evaluation)
+        self.samples = samples_of(config, data, device)
         one_answer = self.evaluation.one_answer()
         self.run_facts = RunFacts(
             self.steps, config.epochs, config.max_grad_norm, one_answer, data.scored_apart(config)
@@ -122,10 +123,12 @@ class Training:
             rows.append(self._row(epoch))
             metrics.write(rows)
             self.listener.epoch(rows[-1])
+            self._show_sample(epoch.number)
             if epoch.number < self.config.epochs:  # the last one's belong to the result
                 self._warn_once(rows, told)
 
         try:
+            self._score_untrained(start)
             self.listener.started(self._run_start(start, rows))
             train(
                 self.model,
@@ -146,6 +149,20 @@ class Training:
         finally:
             metrics.close()
         return rows
+
+    def _score_untrained(self, start: LoopState) -> None:
+        """The perplexity of a language model as it was pretrained, which training is to lower."""
+        if self.samples is not None and self.run_facts.untrained is None and not start.steps:
+            untrained = evaluated(self.model, self.evaluation)
+            self.run_facts = replace(self.run_facts, untrained=untrained)
+            self.listener.note(f"before training: {measure_of(self.config.task).labelled(untrained)}")
+
+    def _show_sample(self, epoch: int) -> None:
+        if self.samples is None or not self.samples.due(epoch):
+            return
+        samples, model = self.samples, self.model
+        with self._averaged():
+            self.listener.sample(epoch, self.group.on_first(lambda: samples.draw(model)))
 
     def _warn_once(self, rows: list[dict[str, Any]], told: set[str]) -> None:
         """Tell of what has become clear; told: the names of warnings that were given before."""
@@ -191,9 +208,11 @@ class Training:
             provenance=origin,
             warnings=[warning.text for warning in warnings],
             processes=self.group.size,
+            measure=measure_of(self.config.task).name,
+            untrained=self.run_facts.untrained,
         )
         self.engine.detach()
-        self.folder.write_model(self._save_model)
+        self.folder.write_model(lambda folder: save_trained(folder, self.whole, self.config, self.data))
         self.folder.write_privacy(privacy)
         self.folder.write_result(result.to_dict())
         self.folder.drop_checkpoint()
@@ -233,6 +252,7 @@ class Training:
             "rows": rows,
             "scheduler": self.scheduler.state_dict(),
             "used": self.data.used,
+            "untrained": self.run_facts.untrained,
             **({} if self.average is None else {"average": self.average.state_dict()}),
         }
 
@@ -249,6 +269,8 @@ class Training:
             )
         start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
         with damage_named(self.folder.checkpoint):
+            untrained = extra.get("untrained")
+            self.run_facts = replace(self.run_facts, untrained=None if untrained is None else float(untrained))
             self.scheduler.load_state_dict(extra["scheduler"])
             if self.average is not None:
                 self.average.load_state_dict(extra["average"])
@@ -278,6 +300,7 @@ class Training:
             "signal_norm": signals and _finite(signals.signal_norm),
             "noise_norm": signals and _finite(signals.noise_norm),
             "update_norm": signals and _finite(signals.update_norm),
+            "measure": measure_of(self.config.task).name,
             "score": epoch.score,
             "scores": self.evaluation.scores,
             "lr": epoch.lr,
@@ -298,20 +321,6 @@ class Training:
             noise_dimensions=self.noise_dimensions,
             trained_parameters=self.trained_parameters,
         )
-
-    def _save_model(self, folder: Path) -> None:
-        if self.data.shape is None:
-            save_text_model(folder, self.whole, self.data.tokenizer)
-        else:
-            mean, deviation = NORMALISATION.get(self.config.task, DEFAULT_NORMALISATION)
-            about = {
-                "task": self.config.task,
-                "label_names": list(self.data.label_names),
-                # What the model was trained on is (pixel / 255 - mean) / deviation, channel by channel.
-                "mean": mean,
-                "deviation": deviation,
-            }
-            save_image_model(folder, self.whole, self.config.model, self.data.shape, about)
 
 
 def _noise_generator(seed: int, device: torch.device) -> torch.Generator:

@@ -11,6 +11,7 @@ from lsg.train.config import RunConfig, field_type, option
 # The question, the data and the promise; how it is computed; and the seed, which each run draws.
 NOT_VARIED = (
     *("task", "data", "recipe", "unit_column", "max_records_per_unit", "text_column", "pair_column", "label_column"),
+    *("prompt_column", "sample_prompt", "merge"),
     *("train_limit", "validation", "tuning_part"),
     *("epsilon", "noise_multiplier", "delta", "accountant", "seed"),
     *("device", "precision", "compile", "cuda_graphs", "max_physical_batch_size", "max_physical_tokens"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from lsg.tasks.measures import Measure
 from lsg.train.listener import Listener
 
 
@@ -12,13 +13,14 @@ class SearchListener(Listener):
     def begins(self, number: int, runs: int, settings: str) -> None:
         """Run `number` of `runs`."""
 
-    def ended(self, number: int, score: float) -> None:
-        """score: as it is chosen by."""
+    def ended(self, number: int, score: float, measure: Measure) -> None:
+        """score: as it is chosen by; measure: what it is."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """best: which run won, from 1. scores: what was chosen by, run by run. tried: the settings of each, in words."""
+    """best: which run won, from 1. scores: what was chosen by, run by run. tried: the settings of each, in words.
+    measure: the name of what was chosen by."""
 
     best: int
     scores: list[float]
@@ -26,3 +28,4 @@ class Outcome:
     settings: dict[str, Any]
     cost: str
     statement: str | None = None
+    measure: str = "accuracy"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lsg.sampling.random_sources import fresh_generator
+from lsg.tasks.measures import measure_of
 from lsg.train.config import RunConfig
 from lsg.train.result import RunResult
 from lsg.train.run import run
@@ -48,14 +49,14 @@ def _search(search: Search, plan: Plan, folder: SearchFolder, listener: SearchLi
     prepare = prepare_for(search.held_out is not None)
     scores: list[float] = []
     tried = [told(config, search.varied) for config in map(_as_config, plan.settings)]
-    best, winner = 0, None
+    best, winner, measure = 0, None, measure_of(search.base.task)
     for number, config in enumerate(plan.runs, start=1):
         listener.begins(number, len(plan.runs), tried[number - 1])
         result = run(config, folder.run(number), resume=True, listener=listener, prepare=prepare)
         folder.withhold_statement(number)
         scores.append(chosen_by(plan, config, result))
-        listener.ended(number, scores[-1])
-        if winner is None or scores[-1] > scores[best - 1]:
+        listener.ended(number, scores[-1], measure)
+        if winner is None or measure.is_better(scores[-1], scores[best - 1]):
             loser, best, winner = best, number, result
         else:
             loser = number
@@ -70,7 +71,7 @@ def _search(search: Search, plan: Plan, folder: SearchFolder, listener: SearchLi
         folder.release(best, released)
         statement = released["statement"]
     settings = plan.settings[best - 1]
-    outcome = Outcome(best, scores, tried, settings, cost(search, plan), statement)
+    outcome = Outcome(best, scores, tried, settings, cost(search, plan), statement, measure.name)
     folder.write_settings(settings, f"Chosen by lsg tune.\n{outcome.cost}")
     folder.complete(asdict(outcome))
     folder.withhold(best)  # a paid search has released it by now

@@ -12,7 +12,7 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.foreign_text import listed
 from lsg.tasks.data import Images
 from lsg.tasks.packed import TextColumn, WordColumn
-from lsg.tasks.readers.columns import WantedColumns
+from lsg.tasks.readers.columns import Wanted
 from lsg.tasks.readers.pixels import labelled_images
 from lsg.tasks.readers.tables import Table
 
@@ -34,18 +34,18 @@ def load_hub(name: str, config: str | None = None) -> Splits:
         raise ConfigurationError(f"{name} is no local path, and the hub refused it: {first_line(error)}") from None
 
 
-def hub_table(splits: Splits, split: str, source: str, wanted: WantedColumns) -> Table:
+def hub_table(splits: Splits, split: str, source: str, wanted: Wanted) -> Table:
     """Classes that have names are given by name, all others as they are."""
     dataset = _split(splits, split, source)
     columns = wanted.among(list(dataset.column_names), f"{source} {split}")
     values: dict[str, Any] = {name: list(dataset[name]) for name in columns.names}
-    names = getattr(dataset.features[columns.label], "names", None)
-    if names is not None:  # an unlabelled record has class -1
-        values[columns.label] = [
-            names[label] if label is not None and 0 <= label < len(names) else label for label in values[columns.label]
+    label = columns.label
+    names = None if label is None else getattr(dataset.features[label], "names", None)
+    if label is not None and names is not None:  # an unlabelled record has class -1
+        values[label] = [
+            names[number] if number is not None and 0 <= number < len(names) else number for number in values[label]
         ]
-    words = (columns.label, columns.person)
-    values = {name: (WordColumn if name in words else TextColumn)(found) for name, found in values.items()}
+    values = {name: (TextColumn if name in columns.texts else WordColumn)(found) for name, found in values.items()}
     return Table(f"{source} {split}", columns, values, range(1, len(dataset) + 1), unit="row")
 
 

@@ -1,5 +1,5 @@
-"""From a table to labelled texts: every text is one, every label is known and every person has an id, or the row that
-is wrong is named.
+"""From a table to labelled texts, or to documents: every text is one, every label is known and every person has an id,
+or the row that is wrong is named.
 
 How many classes there are, and their names, is taken to be public: it is read from the data and no noise covers it.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import visible
-from lsg.tasks.data import Texts
+from lsg.tasks.data import Documents, Texts
 from lsg.tasks.packed import PackedTexts
 from lsg.tasks.readers.tables import Table
 
@@ -28,12 +28,22 @@ def texts_of(table: Table, labels: Sequence[str], *, pair_may_be_empty: bool = F
     return Texts(texts, pairs, _classes(table, labels), persons)
 
 
+def documents_of(table: Table) -> Documents:
+    """A prompt may be empty, a text may not."""
+    prompt, person = table.columns.prompt, table.columns.person
+    return Documents(
+        _checked(table, table.columns.text),
+        None if prompt is None else _checked(table, prompt, may_be_empty=True),
+        None if person is None else _persons(table, person),
+    )
+
+
 def label_names(table: Table) -> tuple[str, ...]:
     """The distinct labels: numbers in numeric, words in alphabetic order."""
-    names = set(_words(table, table.columns.label, "label"))
+    names = set(_words(table, _label(table), "label"))
     if not 2 <= len(names) <= MAX_CLASSES:
         raise ConfigurationError(
-            f"{table.source}: column '{table.columns.label}' holds {len(names):,} different labels in "
+            f"{table.source}: column '{_label(table)}' holds {len(names):,} different labels in "
             f"{len(table.numbers):,} rows; between 2 and {MAX_CLASSES:,} can be learnt"
         )
     return tuple(sorted(names, key=int) if all(_is_integer(name) for name in names) else sorted(names))
@@ -52,13 +62,18 @@ def _checked(table: Table, column: str, *, may_be_empty: bool = False) -> Packed
 
 def _classes(table: Table, labels: Sequence[str]) -> Tensor:
     known = {label: number for number, label in enumerate(labels)}
-    column = table.values[table.columns.label]
+    column = table.values[_label(table)]
     classes = []
-    for word, row in zip(_words(table, table.columns.label, "label"), column.first, strict=True):
+    for word, row in zip(_words(table, _label(table), "label"), column.first, strict=True):
         if word not in known:
             raise ConfigurationError(f"{table.place(row)}: label '{visible(word, 80)}' is not one of {_some(labels)}")
         classes.append(known[word])
     return torch.tensor(classes, dtype=torch.int64)[torch.from_numpy(column.codes.copy())]
+
+
+def _label(table: Table) -> str:
+    assert table.columns.label is not None
+    return table.columns.label
 
 
 def _persons(table: Table, column: str) -> list[str]:

@@ -16,7 +16,7 @@ from lsg.files.foreign_files import open_regular
 from lsg.files.foreign_text import is_text, listed
 from lsg.files.foreign_values import csv_rows, json_value
 from lsg.tasks.packed import TextColumn, WordColumn
-from lsg.tasks.readers.columns import Columns, WantedColumns
+from lsg.tasks.readers.columns import Columns, Wanted
 from lsg.tasks.readers.files import text_lines
 from lsg.tasks.readers.progress import Reading
 
@@ -26,7 +26,7 @@ LEAST_OF_A_TEXT = 4  # bytes that Parquet writes of a text's length alone; its n
 
 @dataclass(frozen=True)
 class Table:
-    """The text, pair and label columns of one file or hub split, as they stand there.
+    """The chosen columns of one file or hub split, as they stand there.
 
     values: by column's name, a TextColumn of texts and a WordColumn of labels and ids.
     numbers: where each row is found, counted in `unit`s from 1.
@@ -47,19 +47,19 @@ class Table:
         return f"{self.source}, {self.unit} {self.numbers[row]}"
 
 
-def read_table(path: Path, wanted: WantedColumns) -> Table:
+def read_table(path: Path, wanted: Wanted) -> Table:
     """By the file's suffix, one of FORMATS."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigurationError(f"{path}: '{path.suffix}' is not one of {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()](path, wanted)
 
 
-def read_tsv(path: Path, wanted: WantedColumns) -> Table:
+def read_tsv(path: Path, wanted: Wanted) -> Table:
     lines = enumerate(text_lines(path), 1)
     return _delimited(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines), wanted)
 
 
-def read_csv(path: Path, wanted: WantedColumns) -> Table:
+def read_csv(path: Path, wanted: Wanted) -> Table:
     return _delimited(path, _csv_rows(path), wanted)
 
 
@@ -72,7 +72,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ConfigurationError(f"{path}, {error}") from None
 
 
-def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: WantedColumns) -> Table:
+def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted) -> Table:
     """rows: the line number and the fields of the header, then of each row."""
     remaining = iter(rows)
     header = [name.strip() for name in next(remaining)[1]]
@@ -97,10 +97,10 @@ def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted
 
 def _stores(columns: Columns) -> dict[str, Any]:
     """Empty columns for texts, and for words."""
-    return {name: TextColumn() if name in (columns.text, columns.pair) else WordColumn() for name in columns.names}
+    return {name: TextColumn() if name in columns.texts else WordColumn() for name in columns.names}
 
 
-def read_jsonl(path: Path, wanted: WantedColumns) -> Table:
+def read_jsonl(path: Path, wanted: Wanted) -> Table:
     """One JSON object a line. The first one's keys are the columns; each line must have those that are chosen."""
     values: dict[str, Any] = {}
     numbers = array("I")
@@ -124,7 +124,7 @@ def read_jsonl(path: Path, wanted: WantedColumns) -> Table:
     return Table(str(path), columns, values, numbers)
 
 
-def read_parquet(path: Path, wanted: WantedColumns) -> Table:
+def read_parquet(path: Path, wanted: Wanted) -> Table:
     """Some rows at a time. A text that a column repeats is kept once, as in the file."""
     try:
         import pyarrow
@@ -141,7 +141,7 @@ def read_parquet(path: Path, wanted: WantedColumns) -> Table:
         raise ConfigurationError(f"{path}: not a readable Parquet file ({first_line(error)})") from None
 
 
-def _parquet_table(path: Path, opened: IO[bytes], wanted: WantedColumns) -> Table:
+def _parquet_table(path: Path, opened: IO[bytes], wanted: Wanted) -> Table:
     import pyarrow
     from pyarrow import parquet, types
 
@@ -184,7 +184,7 @@ def _is_repeated(metadata: Any, column: str) -> bool:
     return True
 
 
-FORMATS: dict[str, Callable[[Path, WantedColumns], Table]] = {
+FORMATS: dict[str, Callable[[Path, Wanted], Table]] = {
     ".tsv": read_tsv,
     ".csv": read_csv,
     ".jsonl": read_jsonl,
