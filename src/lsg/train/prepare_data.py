@@ -68,19 +68,29 @@ class PreparedData:
 
 
 def prepare_data(
-    config: RunConfig, device: torch.device, listener: Listener, *, only_tuning_part: bool = False
+    config: RunConfig,
+    device: torch.device,
+    listener: Listener,
+    *,
+    only_tuning_part: bool = False,
+    planted: tuple[str, ...] = (),
 ) -> PreparedData:
     """The task's data, with `tuning_part`, `train_limit` and `validation` applied.
 
     only_tuning_part: trains on the part that `tuning_part` leaves out otherwise, for `lsg tune`.
+    planted: documents that are trained on beside the data's own, for `lsg audit`.
     """
     check_views(config)
     check_language_options(config)
     columns = (config.text_column, config.pair_column, config.prompt_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
-    key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
+    key = (config.task, config.data, columns, config.model, config.max_length, shares, planted, device)
     if key not in _CACHE:
-        encoded = _encode(config, _divided(_read(config, listener), config, only_tuning_part), device, listener)
+        found = _divided(_read(config, listener), config, only_tuning_part)
+        if planted:
+            assert isinstance(found.train, Documents)
+            found = replace(found, train=found.train.plus(planted))
+        encoded = _encode(config, found, device, listener)
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
