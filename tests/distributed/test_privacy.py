@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, PrivacyEngine
+from lsg import DPSGD, ConfigurationError, PrivacyEngine
 from lsg.distributed.group import Group
+from tests.distributed.runs import Setting, begin, train
 from tests.step.test_unit_neighbours import BROKEN, CLIPPINGS, IDS, METHODS, C, sum_without
 from tests.support.ranks import on_ranks
 
@@ -87,8 +88,6 @@ def test_noise_is_added_once_for_all_ranks_and_is_new_at_each_step() -> None:
 
 
 def secure_weights() -> list[Tensor]:
-    from tests.distributed.runs import Setting, train
-
     ended = train(Setting(epochs=1), secure=True)
     return list(ended.weights.values())
 
@@ -98,6 +97,16 @@ def test_secure_runs_have_the_same_numbers_on_all_ranks_and_no_two_runs_have() -
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     again, _ = on_ranks(2, secure_weights)
     assert not any(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def secure_on_one_rank() -> str:
+    with pytest.raises(ConfigurationError) as error:
+        begin(Setting(), secure=Group.current().first)
+    return str(error.value)
+
+
+def test_secure_mode_on_one_rank_alone_is_refused_by_name() -> None:
+    assert all("PrivacyEngine's secure_mode differs" in said for said in on_ranks(2, secure_on_one_rank))
 
 
 def hostile_tensors() -> list[Tensor]:
