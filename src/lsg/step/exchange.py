@@ -94,6 +94,7 @@ def _name_what_differs(alike: dict[str, Any], step: int, group: Group) -> None:
                 raise ReplicaError(
                     f"{name} differs between the processes at step {step}: {value} on rank {rank}, {usual} on rank "
                     f"{other}. Nothing of this step was released. Every rank must go through the same loops, settings "
-                    "and schedules; what is done after each batch, a rank without a share of it leaves out"
+                    "and schedules; a rank without a share of a step has no batch, so that what is done once a step, a "
+                    "schedule say, belongs into optimizer.on_logical_step(...)"
                 )
     raise ReplicaError(f"the processes differ at step {step}, and what differs could not be found")
