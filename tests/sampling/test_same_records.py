@@ -65,14 +65,30 @@ class Data(Dataset[Any]):
         return self._kind(self._x[index], index)
 
 
+class Batches(Data):
+    """Gives several records at once, as a batch."""
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        return {"pixels": self._kind(self._x[numbers], numbers), "number": numbers}
+
+
+class Lists(Data):
+    """Gives several records at once, as a list."""
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        return [self[number] for number in numbers]
+
+
 def compared(kinds: dict[str, Any], shuffled: bool) -> dict[str, str]:
     """What each kind of record was refused with on this rank."""
     FLIPS.seed(dist.get_rank())
     order = np.random.RandomState(dist.get_rank()).permutation(COUNT) if shuffled else np.arange(COUNT)
     refused = {}
-    for name, kind in kinds.items():
+    data = {name: Data(kind, order) for name, kind in kinds.items()}
+    data |= {"batches": Batches(lambda x, i: x, order), "lists": Lists(KINDS["a mapping"], order)}
+    for name, one in data.items():
         try:
-            check_same_records(Data(kind, order), Group.current())
+            check_same_records(one, Group.current())
         except ConfigurationError as error:
             refused[name] = str(error)
     return refused
@@ -88,7 +104,7 @@ def the_same() -> list[dict[str, str]]:
 
 def test_records_in_another_order_are_refused_on_every_rank_whatever_they_are_made_of() -> None:
     for refused in on_ranks(2, in_another_order):
-        assert refused.keys() == KINDS.keys()
+        assert refused.keys() == {*KINDS, "batches", "lists"}
         assert all("record 0 of the data set" in words and "rank 1" in words for words in refused.values())
 
 

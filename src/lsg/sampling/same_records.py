@@ -58,7 +58,7 @@ def _some_records(dataset: Any, looks: int) -> Fields:
         seen = []
         for _ in range(looks):
             with _same_random_numbers():
-                seen.append(_fields(several([number])[0] if several else dataset[number]))
+                seen.append(_fields(several([number]) if several else dataset[number]))
         for name in {name: None for fields in seen for name in fields}:
             digests = {fields.get(name) for fields in seen}
             words = f"record {number} of the data set" + (f", its {name!r}," if name else "")
@@ -82,7 +82,9 @@ def _same_random_numbers() -> Iterator[None]:
 
 
 def _fields(record: Any) -> dict[str, str]:
-    """Digests of what a record is made of, by name or place."""
+    """Digests of what a record is made of, by name or place. Of a data set that makes batches: of one in a batch."""
+    if isinstance(record, list) and len(record) == 1:
+        return _fields(record[0])
     if isinstance(record, Mapping):
         parts = {str(key): value for key, value in record.items()}
     elif isinstance(record, list | tuple):
