@@ -99,6 +99,29 @@ def test_secure_runs_have_the_same_numbers_on_all_ranks_and_no_two_runs_have() -
     assert not any(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
+def unseeded_weights() -> list[Tensor]:
+    """Of a run that was given no generator; a difference between ranks would end it at its first step."""
+    model = torch.nn.Linear(40, 25, bias=False)
+    engine = PrivacyEngine(accountant="rdp")
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=LR),
+        data_loader=DataLoader(TensorDataset(torch.zeros(40, 40)), batch_size=BATCH),
+        noise_multiplier=SIGMA,
+        max_grad_norm=CLIP,
+    )
+    for (x,) in loader:
+        model(x).square().mean(1).mean().backward()
+        optimizer.step()
+    return [model.weight.detach()]
+
+
+def test_runs_without_a_seed_have_the_same_numbers_on_all_ranks_and_no_two_runs_have() -> None:
+    first, second = on_ranks(2, unseeded_weights)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], on_ranks(2, unseeded_weights)[0][0])
+
+
 def secure_on_one_rank() -> str:
     with pytest.raises(ConfigurationError) as error:
         begin(Setting(), secure=Group.current().first)
