@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lsg.files.sign_of_life import spoken
+
 LONGEST = 2000  # characters of a message: more is not read, and may be the work of a file of a million columns
 NAMED = 10  # names in a list within a message
 _CUT = " [...] "
@@ -79,8 +81,9 @@ def in_toml(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line for people who use the library without the command line, to stderr."""
-    print(visible(text), file=sys.stderr)
+    """A line to stderr, for people who use the library without the command line, and for those who wait."""
+    spoken()
+    print(f"{visible(text)}\n", end="", file=sys.stderr)  # as one piece: threads say things, too
 
 
 def is_text(text: str) -> bool:
