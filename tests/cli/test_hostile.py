@@ -156,7 +156,7 @@ def test_a_device_that_cannot_train_is_refused_by_each_command(device: str) -> N
     ("given", "code", "reason"),
     [
         (("explain", "--model", "small-cnn", "--classes", "2000000000"), 1, "out of memory"),
-        (("explain", "--model", "small-cnn", "--channels", "9" * 18), 2, "999999999999999999 is not in"),
+        (("explain", "--model", "small-cnn", "--channels", "9" * 18), 2, "100000"),
         (("audit", "--trials", "1000000000000"), 2, "trials=1000000000000 must be at most"),
         (("audit", "--seeds", "9" * 30), 2, "--seeds is a number of more than 18 digits"),
     ],
