@@ -221,3 +221,14 @@ def test_a_report_holds_no_override_of_the_direction() -> None:
     assert lsg("report", "run", "--output", "page.html", "--title", "\u2066t").exit_code == 0
     page = Path("page.html").read_text()
     assert not {"\u202e", "\u2066", "\x1b"} & set(page) and "\\u202e5 = ε\\x1b" in page
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "> /dev/full"])
+@pytest.mark.parametrize("words", ["--help", "train --no-such-option", "report run", "report nowhere"])
+def test_streams_that_take_nothing_give_no_traceback(closed: str, words: str) -> None:
+    write_run(Path("run"))
+    command = f"{sys.executable} -m lsg {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if words == "report run":
+        assert Path("report.html").exists() and (done.returncode == 0) == (closed != "> /dev/full")

@@ -1,8 +1,11 @@
 """Errors of every command: one line that names the culprit instead of a traceback."""
 
+import contextlib
 import functools
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -61,6 +64,15 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(BAD_USAGE if isinstance(error, LsgError) else FAILED) from None
 
     return run
+
+
+def end_unwritten(error: OSError) -> NoReturn:
+    """What was left to show goes nowhere, so that Python does not try again and fail at its very end."""
+    with contextlib.suppress(OSError):
+        echo(f"Error: {visible(error)}", err=True)
+    with contextlib.suppress(OSError, AttributeError):  # None: it was closed from the start
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(FAILED)
 
 
 def _check_numbers(given: dict[str, Any]) -> None:

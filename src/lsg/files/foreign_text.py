@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from lsg.files.sign_of_life import spoken
 
@@ -83,7 +83,13 @@ def in_toml(text: str) -> str:
 def say(text: str) -> None:
     """A line to stderr, for people who use the library without the command line, and for those who wait."""
     spoken()
-    print(f"{visible(text)}\n", end="", file=sys.stderr)  # as one piece: threads say things, too
+    write_line(visible(text), sys.stderr)
+
+
+def write_line(line: str, stream: TextIO | None) -> None:
+    """As one piece, since threads say things, too; nowhere if the stream was closed before Python began."""
+    if stream is not None:
+        print(f"{line}\n", end="", file=stream, flush=True)
 
 
 def is_text(text: str) -> bool:

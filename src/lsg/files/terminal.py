@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from lsg.extras import needs_extra
-from lsg.files.foreign_text import visible, visible_lines
+from lsg.files.foreign_text import visible, visible_lines, write_line
 from lsg.files.sign_of_life import spoken
 
 with needs_extra("train", "the command line"):
@@ -56,4 +56,4 @@ class Words(ProgressColumn):
 def echo(text: str, *, err: bool = False) -> None:
     """A line to stdout, or to stderr, without any width or style."""
     spoken()
-    print(f"{visible_lines(text)}\n", end="", file=sys.stderr if err else sys.stdout, flush=True)
+    write_line(visible_lines(text), sys.stderr if err else sys.stdout)
