@@ -28,7 +28,6 @@ from lsg.train.prepare_documents import encode_language
 from lsg.train.run import run
 
 REFERENCES = 1023  # secrets that no model sees: 10 bits tell one of them from all others
-LEAST, MOST = 20, 10_000  # secrets that can be planted
 _AT_ONCE = 32  # secrets that a model reads at once
 _SURE = 4.0  # standard errors beyond what ε allows, for a violation
 

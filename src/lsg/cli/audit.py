@@ -13,8 +13,9 @@ from rich.text import Text
 from lsg.audit.settings import CLIPPINGS, MODES, AuditSettings
 from lsg.cli.audit_secrets import SECRETS, audit_secrets_command
 from lsg.cli.errors import FAILED
-from lsg.files.atomic import write_atomic
+from lsg.files.atomic import make_folder, write_atomic
 from lsg.files.foreign_text import to_json
+from lsg.files.sign_of_life import doing
 from lsg.files.terminal import Terminal, echo
 from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
@@ -60,9 +61,6 @@ def audit(
     if config is not None:
         audit_secrets_command(context, config, canaries, output)
         return
-    from lsg.audit.report import audit as run_audit
-    from lsg.audit.report import violations
-
     console = Terminal()
     settings = AuditSettings(
         mode=mode,
@@ -79,8 +77,11 @@ def audit(
         records_per_unit=records_per_unit,
         views=views,
     )
-    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
-    with console.status("") as status:
+    make_folder(output)  # before the work: one that cannot be made costs none
+    from lsg.audit.report import audit as run_audit  # with PyTorch, for which errors of usage need not wait
+    from lsg.audit.report import violations
+
+    with console.status("") as status, doing(lambda: f"auditing, {status.status}"):
         audits = run_audit(settings, on_part=status.update)
     console.print(_table(audits, settings))
     if any(one.one_run for one in audits):

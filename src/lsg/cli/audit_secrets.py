@@ -11,9 +11,11 @@ from rich.status import Status
 from rich.table import Table
 
 from lsg.cli.errors import FAILED
+from lsg.cli.known_settings import check_usage
 from lsg.errors import ConfigurationError
-from lsg.files.atomic import write_atomic
+from lsg.files.atomic import make_folder, write_atomic
 from lsg.files.foreign_text import to_json
+from lsg.files.sign_of_life import doing
 from lsg.files.terminal import Terminal, echo
 from lsg.train.listener import Listener, RunStart
 from lsg.train.provenance import provenance
@@ -21,7 +23,7 @@ from lsg.train.provenance import provenance
 if TYPE_CHECKING:
     from lsg.audit.planted_secrets import Exposed
 
-SECRETS = 50
+SECRETS, LEAST, MOST = 50, 20, 10_000
 OPTIONS = ("config", "canaries", "output")  # of `lsg audit`; the others attack the engine
 
 
@@ -32,19 +34,21 @@ def audit_secrets_command(context: typer.Context, config: Path, canaries: int | 
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} attacks the engine, and --config a language model: leave one of them out"
             )
-    from lsg.audit.planted_secrets import LEAST, MOST, audit_secrets  # with PyTorch: help need not wait
-    from lsg.audit.plot import save_exposure_figure
-    from lsg.cli.run_settings import run_settings
-
     planted = SECRETS if canaries is None else canaries
     if not LEAST <= planted <= MOST:
         raise ConfigurationError(f"--canaries {planted} must be between {LEAST} and {MOST:,}")
+    # A seed of its own: with that of a run whose model was released, both would have the same noise.
+    given = {"seed": secrets.randbits(63)}
+    check_usage(output, config, False, given)
     console = Terminal()
-    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
-    with console.status("") as status:
+    make_folder(output)  # before the work: one that cannot be made costs none
+    from lsg.audit.planted_secrets import audit_secrets  # with PyTorch, for which errors of usage need not wait
+    from lsg.audit.plot import save_exposure_figure
+    from lsg.cli.run_settings import run_settings
+
+    with console.status("") as status, doing(lambda: f"auditing, {status.status}"):
         listener = _Shown(console, status)
-        # A seed of its own: with that of a run whose model was released, both would have the same noise.
-        settings = run_settings(output, config, False, {"seed": secrets.randbits(63)}, listener)
+        settings = run_settings(output, config, False, given, listener)
         found = audit_secrets(settings, planted, output, listener, on_part=listener.begins)
     console.print(_table(found))
     violations = [one.violation for one in found if one.violation]

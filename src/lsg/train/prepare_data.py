@@ -9,6 +9,7 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import is_text, visible
+from lsg.files.sign_of_life import doing
 from lsg.tasks.data import Documents, Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, EncodedLanguage, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
@@ -118,7 +119,7 @@ def _read(config: RunConfig, listener: Listener) -> TaskData:
 
     check_task(config.task)
     check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes
-    with told_to(listener.prepared):
+    with told_to(listener.prepared), doing("reading the data"):
         found = _loaded(config)
     for name in found.label_names:
         if not is_text(name):  # before training: the model's files name the classes
