@@ -22,7 +22,19 @@ def test_the_command_line_is_there_without_pytorch() -> None:
     assert loaded("import lsg.cli", *HEAVY) == []
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--bogus"], ["nonsense"]])
+DIGITS = ["--output", "out", "--task", "digits", "--epsilon"]
+USAGE = [
+    ["train", "--output", "out"],  # no task
+    ["train", *DIGITS, "nan"],
+    ["train", *DIGITS, "3", "--epochs", "1000000000"],
+    ["train", *DIGITS, "3", "--config", "there-is-none.toml"],
+    ["train", *DIGITS, "3", "--output", "/dev/null/x"],
+    ["bench", "--precision", "x"],
+    ["audit", "--mode", "x"],
+]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "--bogus"], ["nonsense"], *USAGE])
 def test_help_and_errors_of_usage_load_no_pytorch(words: list[str]) -> None:
     code = (
         f"import sys; sys.argv = ['lsg', *{words!r}]\nfrom lsg.__main__ import main\n"

@@ -129,6 +129,51 @@ def test_a_class_of_other_letters_has_a_model_in_any_locale() -> None:
     load_trained_image_model(Path("model"))
 
 
+def test_a_class_of_other_letters_is_read_in_any_locale() -> None:
+    images((b"a", "\u00e9".encode()))
+    code = "from lsg.tasks.readers.image_folder import read_image_folder\n"
+    code += "print(ascii(read_image_folder('images').label_names))"
+    for locale in ("C", "C.ISO-8859-1"):
+        environment = {**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+        assert done.stdout == "('a', '\\xe9')\n"
+
+
+def test_images_that_no_memory_holds_are_refused_before_they_are_read() -> None:
+    images((b"a", b"b"))
+    with patch("lsg.tasks.readers.image_folder.physical_memory", lambda: 3 * 64 * 60 - 1):
+        assert "60 images of 8 x 8 pixels take 11,520 bytes" in stopped(*IMAGES, "--output", "out")
+
+
+@pytest.mark.parametrize("device", ["bogus", "meta", "cuda:99"])
+def test_a_device_that_cannot_train_is_refused_by_each_command(device: str) -> None:
+    for command in (("bench", "--preset", "cpu-llama"), ("train", *DIGITS, "--output", "out")):
+        answer = lsg(*command, "--device", device)
+        assert answer.exit_code == 2 and f"--device {device} cannot be used" in answer.stderr, answer.output
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "reason"),
+    [
+        (("explain", "--model", "small-cnn", "--classes", "2000000000"), 1, "out of memory"),
+        (("explain", "--model", "small-cnn", "--channels", "9" * 18), 2, "100000"),
+        (("audit", "--trials", "1000000000000"), 2, "trials=1000000000000 must be at most"),
+        (("audit", "--seeds", "9" * 30), 2, "--seeds is a number of more than 18 digits"),
+    ],
+)
+def test_sizes_that_no_machine_has_are_refused(given: tuple[str, ...], code: int, reason: str) -> None:
+    answer = lsg(*given)
+    assert answer.exit_code == code and isinstance(answer.exception, SystemExit), answer.output
+    assert reason in answer.stderr and len(answer.stderr) < 1000
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    Path("file").write_text("")
+    for command in ("audit", "bench"):
+        answer = lsg(command, "--output", "file")
+        assert answer.exit_code == 1 and answer.stderr == "Error: cannot write file (File exists)\n"
+
+
 def test_a_pipe_that_is_named_as_an_image_is_refused_at_once() -> None:
     os.mkfifo(images((b"a", b"b")) / "a" / "00.png")
     assert "00.png: not a regular file" in stopped(*IMAGES, "--output", "out")
@@ -176,3 +221,14 @@ def test_a_report_holds_no_override_of_the_direction() -> None:
     assert lsg("report", "run", "--output", "page.html", "--title", "\u2066t").exit_code == 0
     page = Path("page.html").read_text()
     assert not {"\u202e", "\u2066", "\x1b"} & set(page) and "\\u202e5 = ε\\x1b" in page
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "> /dev/full"])
+@pytest.mark.parametrize("words", ["--help", "train --no-such-option", "report run", "report nowhere"])
+def test_streams_that_take_nothing_give_no_traceback(closed: str, words: str) -> None:
+    write_run(Path("run"))
+    command = f"{sys.executable} -m lsg {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if words == "report run":
+        assert Path("report.html").exists() and (done.returncode == 0) == (closed != "> /dev/full")

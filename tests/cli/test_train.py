@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lsg.cli import app
+from lsg.cli.run_bar import RunBar
 from lsg.cli.run_settings import run_settings
-from lsg.cli.train import _Bar
 from lsg.train.config import RunConfig, option
 from lsg.train.config_file import read_settings
 from lsg.train.listener import Listener
@@ -157,7 +157,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Mon
     for every, told in ((1, "Go on with"), (0, "There is no checkpoint yet. Start over with")):
         output = tmp_path / str(every)
         with monkeypatch.context() as patch:
-            patch.setattr(_Bar, "step", stop)
+            patch.setattr(RunBar, "step", stop)
             answer = lsg("train", *FAST, "--epsilon", "3", "--output", output, "--checkpoint-every", every)
         assert answer.exit_code == 130
         assert f"{told}: lsg train --resume --output {output}" in answer.stdout

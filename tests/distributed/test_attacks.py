@@ -1,5 +1,6 @@
 """What a reviewer broke, one case each: sums that ranks see otherwise, records that several have, steps tried again."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def a_batch_from_elsewhere() -> str:
     return said
 
 
-def a_step_tried_again(folder: Path) -> Ended:
+def a_step_tried_again(folder: Path, method: str = "lsg") -> Ended:
     """The ledger's disk is full once, when the step was summed over all ranks already."""
-    run = begin(SETTING, ledger=folder / "ledger")
+    run = begin(replace(SETTING, method=method), ledger=folder / method)
     record, failures = Ledger.record, [True]
 
     def fails_once(self: Ledger, **facts: Any) -> None:
@@ -58,6 +59,30 @@ def a_step_tried_again(folder: Path) -> Ended:
     result = ended(run, [])
     run.engine.detach()
     return result
+
+
+def a_refused_step_with_other_noise_each(folder: Path) -> str:
+    """The same numbers times two standard deviations on one sum: together they would tell it."""
+    run = begin(SETTING, ledger=folder / "other-noise")
+
+    def disk_is_full(self: Ledger, **facts: Any) -> None:
+        raise OSError("no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "record", disk_is_full)
+        batches = iter(run.loader)
+        tokens, labels = next(batches)
+        F.cross_entropy(run.model(tokens), labels).backward()
+        while not run.optimizer.clock.batch.last:
+            run.optimizer.step()
+            tokens, labels = next(batches)
+            F.cross_entropy(run.model(tokens), labels).backward()
+        assert refused(OSError, run.optimizer.step) == "no space left"
+    run.optimizer.noise_multiplier = 1.0 + Group.current().rank
+    said = refused(ReplicaError, run.optimizer.step)
+    assert len(run.engine.accountant) == 0
+    run.engine.detach()
+    return said
 
 
 def data_in_another_order() -> str:
@@ -93,6 +118,9 @@ def everything(folder: Path) -> dict[str, Any]:
         "undisturbed": train(SETTING),
         "elsewhere": a_batch_from_elsewhere(),
         "order": data_in_another_order(),
+        "other noise": a_refused_step_with_other_noise_each(folder),
+        "non-private again": a_step_tried_again(folder, "non-private"),
+        "non-private": train(replace(SETTING, method="non-private")),
         "state": a_state_inside_a_logical_batch(),
     }
 
@@ -101,9 +129,11 @@ def test_what_a_reviewer_broke(tmp_path: Path) -> None:
     for found in on_ranks(2, everything, tmp_path):
         assert found["bound"] == (3, 0.5)
         assert distance(found["again"], found["undisturbed"]) == 0
+        assert distance(found["non-private again"], found["non-private"]) == 0
+        assert "noise_multiplier differs between the processes" in found["other noise"]
         assert found["again"].steps == found["undisturbed"].steps
         assert "did not hand out, with 2 processes" in found["elsewhere"]
-        assert "record 0 of the data set differs between the processes" in found["order"]
+        assert "record 0 of the data set, its '0', differs between the processes" in found["order"]
         assert "a logical batch is under way" in found["state"]
 
 

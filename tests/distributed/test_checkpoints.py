@@ -1,5 +1,6 @@
 """A run on several ranks goes on from its file: to the bit on as many ranks, to rounding on others, ledger included."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,33 @@ def on_two(folder: Path) -> dict[str, Ended]:
     }
 
 
+def states_of_one_rank(folder: Path) -> tuple[list[int], float]:
+    """Steps after an epoch, a crash after another, and an epoch from each rank's own state, then from rank 0's."""
+    ledger, steps, noise = folder / "states.ledger", [], []
+    run = begin(SETTING, wrap=with_dropout, ledger=ledger)
+    torch.manual_seed(100 + rank())
+    train_epoch(run)
+    state = run.engine.state_dict()
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    adam = copy.deepcopy(run.optimizer.state_dict())
+    train_epoch(run)
+    run.engine.detach()
+    sent = [state]
+    dist.broadcast_object_list(sent, src=0)
+    for given in (state, sent[0]):
+        run = begin(SETTING, wrap=with_dropout, ledger=ledger)
+        run.model.load_state_dict(weights)
+        run.optimizer.load_state_dict(adam)
+        run.engine.load_state_dict(given)
+        noise.append(run.optimizer.gradients.noise.state())
+        train_epoch(run)
+        steps.append(len(run.engine.accountant))
+        dropout = torch.rand(()).item()
+        run.engine.detach()
+    assert torch.equal(noise[0], state["noise"]) and not torch.equal(noise[1], state["noise"])
+    return steps, dropout
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("checkpoints")
@@ -173,6 +201,13 @@ def test_steps_that_were_lost_are_repeated_on_as_many_ranks_and_charged_on_other
     assert distance(charged, whole) > 1e-3  # samples and noise are new: the same noise on other sums protects nothing
     for name, steps in (("lost", 12), ("elsewhere", 12 + LOST)):
         assert Ledger(folder / f"{name}.ledger").read().steps == steps
+
+
+def test_the_state_of_one_rank_loaded_on_all_repeats_no_noise_and_no_dropout(tmp_path: Path) -> None:
+    """The dropout of the other ranks is not in it, so that the same noise would meet other sums."""
+    first, second = on_ranks(2, states_of_one_rank, tmp_path)
+    assert first[0] == second[0] == [8, 12]  # repeated from an own state, charged from another rank's
+    assert first[1] != second[1]
 
 
 def test_what_cannot_be_saved_or_loaded_is_told_on_all_ranks(three: list[dict[str, Any]]) -> None:

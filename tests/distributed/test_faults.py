@@ -33,7 +33,7 @@ def begin(**changed: Any) -> Run:
     )
     if model.first.in_features == 16:
         model.norm.weight.requires_grad_(False)
-    engine = PrivacyEngine(accountant="rdp")
+    engine = PrivacyEngine(accountant="rdp", ledger=given.get("ledger"), secure_mode=given.get("secure", False))
     made = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=given.get("lr", 0.1)),
@@ -220,6 +220,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch_size": 5}, "batch_size differs"),
     "views": ({"views": 2}, "views differs"),
     "method": ({"method": DPSGD()}, "method differs"),
+    "a ledger": ({"ledger": "rank-1.ledger"}, "PrivacyEngine's ledger differs"),
     "lr": ({"lr": 0.3}, "the optimizer's settings differs"),
     "noise that is refused": ({"noise_multiplier": -1.0}, "noise_multiplier=-1.0"),
     "an argument that is refused": ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0"),

@@ -1,8 +1,13 @@
 """What torchrun's processes know of their launcher: who shows things, and whether an earlier start was at work."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lsg.distributed import launch
@@ -49,3 +54,28 @@ def test_a_start_goes_on_where_an_earlier_one_was_at_work_and_nowhere_else(store
     with pytest.raises(ConfigurationError):  # torchrun repeats what was refused, and it stays refused
         launch.goes_on(Group(), "runs/other", refuse)
     assert asked == [False]
+
+
+def own_script(folder: Path, *words: str) -> tuple[dict[str, Any], list[Any], int]:
+    """The weights that it ends with under torchrun, which starts it again once; the steps spent, and its starts after
+    the first."""
+    folder.mkdir()
+    root = Path(__file__).parents[2]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = [*launcher, str(Path(__file__).with_name("restarted.py")), str(folder), *words]
+    path = os.pathsep.join([str(root), *sys.path])
+    ended = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    found: tuple[dict[str, Any], list[Any], int] = torch.load(folder / "end.pt", weights_only=False)
+    return found
+
+
+def test_a_script_of_ones_own_is_started_again_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """A plain init_process_group would look for the processes of the first start."""
+    weights, spent, before = own_script(tmp_path / "whole")
+    again, spent_again, restarts = own_script(tmp_path / "died", "die")
+    assert (before, restarts) == (0, 1)
+    assert spent_again == spent and sum(steps for _, _, steps in spent) == 10
+    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)

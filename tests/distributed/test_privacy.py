@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lsg import DPSGD, PrivacyEngine
+from lsg import DPSGD, ConfigurationError, PrivacyEngine
 from lsg.distributed.group import Group
+from tests.distributed.runs import Setting, begin, train
 from tests.step.test_unit_neighbours import BROKEN, CLIPPINGS, IDS, METHODS, C, sum_without
 from tests.support.ranks import on_ranks
 
@@ -87,8 +88,6 @@ def test_noise_is_added_once_for_all_ranks_and_is_new_at_each_step() -> None:
 
 
 def secure_weights() -> list[Tensor]:
-    from tests.distributed.runs import Setting, train
-
     ended = train(Setting(epochs=1), secure=True)
     return list(ended.weights.values())
 
@@ -98,6 +97,39 @@ def test_secure_runs_have_the_same_numbers_on_all_ranks_and_no_two_runs_have() -
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     again, _ = on_ranks(2, secure_weights)
     assert not any(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def unseeded_weights() -> list[Tensor]:
+    """Of a run that was given no generator; a difference between ranks would end it at its first step."""
+    model = torch.nn.Linear(40, 25, bias=False)
+    engine = PrivacyEngine(accountant="rdp")
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=LR),
+        data_loader=DataLoader(TensorDataset(torch.zeros(40, 40)), batch_size=BATCH),
+        noise_multiplier=SIGMA,
+        max_grad_norm=CLIP,
+    )
+    for (x,) in loader:
+        model(x).square().mean(1).mean().backward()
+        optimizer.step()
+    return [model.weight.detach()]
+
+
+def test_runs_without_a_seed_have_the_same_numbers_on_all_ranks_and_no_two_runs_have() -> None:
+    first, second = on_ranks(2, unseeded_weights)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], on_ranks(2, unseeded_weights)[0][0])
+
+
+def secure_on_one_rank() -> str:
+    with pytest.raises(ConfigurationError) as error:
+        begin(Setting(), secure=Group.current().first)
+    return str(error.value)
+
+
+def test_secure_mode_on_one_rank_alone_is_refused_by_name() -> None:
+    assert all("PrivacyEngine's secure_mode differs" in said for said in on_ranks(2, secure_on_one_rank))
 
 
 def hostile_tensors() -> list[Tensor]:

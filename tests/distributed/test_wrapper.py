@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from lsg import DPSGD, LSG, ConfigurationError, PrivacyEngine
+from lsg import DPSGD, LSG, ConfigurationError, NonPrivate, PrivacyEngine
 from lsg.errors import PrivacyError
 from lsg.layers.parameter_treatments import treat_parameters
 from lsg.methods import Method
@@ -136,7 +136,7 @@ def test_wrapped_models_train_as_the_model_inside_and_are_given_back() -> None:
 
 
 def loaders_and_refusals() -> None:
-    rank = dist.get_rank()
+    rank, own = dist.get_rank(), None
     for replicas, good in ((2, True), (3, False)):
         sampler = DistributedSampler(data(), num_replicas=replicas, rank=rank)
         loader = DataLoader(data(), batch_size=3, sampler=sampler)
@@ -152,6 +152,28 @@ def loaders_and_refusals() -> None:
     fully_sharded = type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)
     with pytest.raises(ConfigurationError, match=r"FullyShardedDataParallel.*fully_shard"):
         private(fully_sharded, DataLoader(data(), batch_size=3))
+
+    for number in range(2):
+        group = dist.new_group([number])  # each rank a model of its own
+        own = group if number == rank else own
+    with pytest.raises(ConfigurationError, match=r"process group of 1 of the 2 processes.*one model on all"):
+        private(DistributedDataParallel(Net(), process_group=own))
+
+
+def wrapped_later() -> None:
+    for method in (LSG(rank=1), NonPrivate()):
+        model = Net()
+        engine, _, optimizer, loader = private(
+            model, method=method, noise_multiplier=0.7 if method != NonPrivate() else 0
+        )
+        with pytest.raises(PrivacyError, match=r"wrapped in DistributedDataParallel after make_private"):
+            train(DistributedDataParallel(model), optimizer, loader)
+        engine.detach()
+
+
+def test_a_wrapper_that_comes_after_make_private_is_refused() -> None:
+    """Its copies of buffers would meet other collectives, and ranks would wait for each other for ever."""
+    on_ranks(2, wrapped_later)
 
 
 def test_samplers_and_wrappers_of_other_kinds_are_refused_by_name() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.tiny import WORDS
 
-VOCABULARY = ["[PAD]", "[UNK]", "</s>", *WORDS]
+VOCABULARY = ["[PAD]", "[UNK]", "</s>", *WORDS, *"0123456789"]
 END, PADDING = 2, 0
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -32,13 +32,17 @@ def word_tokenizer(folder: Path, **special: str) -> None:
     ).save_pretrained(folder)
 
 
-def tiny_llama(folder: Path) -> Path:
-    """Its tokenizer has no padding token; its output layer is its table of tokens."""
+def tiny_llama(folder: Path, **sizes: int) -> Path:
+    """Its tokenizer has no padding token; its output layer is its table of tokens. sizes: in place of SIZES."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY), max_position_embeddings=64, tie_word_embeddings=True, eos_token_id=END, **SIZES
+        vocab_size=len(VOCABULARY),
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        eos_token_id=END,
+        **(SIZES | sizes),
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     word_tokenizer(folder)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from lsg.accounting.epsilon import checked_name, composed_epsilon
 from lsg.accounting.phases import Phase, checked_delta, checked_phase, is_real
 from lsg.errors import ConfigurationError
+from lsg.files.sign_of_life import doing
 
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 1e7
 
@@ -43,9 +44,10 @@ def calibrate_noise(
         return lambda noise: composed_epsilon(method, (Phase(noise, rate, count),), delta)
 
     # RDP is cheap and within some 10 % of the others, so it brings the search close before they are asked at all.
-    start, _ = _search(epsilon_with("rdp"), target_epsilon, 0.05 * target_epsilon, start=1.0)
-    # A small target deserves a relative tolerance too: 0 lies within 0.01 of 0.01, at any amount of noise.
-    noise, epsilon = _search(epsilon_with(name), target_epsilon, min(tolerance, 0.02 * target_epsilon), start)
+    with doing(f"finding the noise for epsilon {target_epsilon:g}"):
+        start, _ = _search(epsilon_with("rdp"), target_epsilon, 0.05 * target_epsilon, start=1.0)
+        # A small target deserves a relative tolerance too: 0 lies within 0.01 of 0.01, at any amount of noise.
+        noise, epsilon = _search(epsilon_with(name), target_epsilon, min(tolerance, 0.02 * target_epsilon), start)
     if not epsilon <= target_epsilon:
         raise ConfigurationError(
             f"target_epsilon={target_epsilon!r} cannot be reached at target_delta={delta!r} with "

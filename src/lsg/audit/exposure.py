@@ -34,3 +34,13 @@ def exposures(inserted: Tensor, references: Tensor) -> Tensor:
 def standard_error(secrets: int) -> float:
     """Of the mean exposure, where nothing was memorised."""
     return BY_CHANCE / math.sqrt(secrets)
+
+
+def most_allowed(epsilon: float) -> float:
+    """The most bits on average that epsilon allows a secret, which stands in one record (or in those of one person).
+
+    Without the record the secret is one of n random ones, at rank k or better with probability k / n. With it, that is
+    at most e^ε k / n (and δ): an exposure of b bits or more has a probability of at most e^ε 2^-b, and of 1. The
+    integral of that over b is (1 + ε) / ln 2.
+    """
+    return (1 + epsilon) / math.log(2)

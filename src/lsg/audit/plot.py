@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lsg.audit.exposure import BY_CHANCE
+from lsg.audit.planted_secrets import Exposed
 from lsg.audit.report import Audit
 from lsg.extras import needs_extra
 from lsg.report.figures import COLOURS, INK, clean, save_figure
@@ -48,3 +50,18 @@ def _two_sides(axes: Axes, sides: dict[str, np.ndarray], *, title: str, label: s
     axes.set_title(title, fontsize=10, loc="left", color=INK)
     axes.legend(frameon=False, fontsize=8)
     clean(axes, grid="y")
+
+
+def save_exposure_figure(path: Path, found: list[Exposed], *, title: str) -> None:
+    """How many bits of each secret each model exposes, the most exposed first, and what chance shows on average."""
+    figure = Figure(figsize=(6.0, 3.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for one, colour in zip(found, COLOURS, strict=False):
+        bits = one.bits.sort(descending=True).values
+        axes.plot(range(1, len(bits) + 1), bits.tolist(), color=colour, label=f"{one.model}: {one.mean:.1f} on average")
+    axes.axhline(BY_CHANCE, color=INK, linewidth=0.8, linestyle=":", label=f"chance: {BY_CHANCE:.1f} on average")
+    axes.set(xlabel="Secrets, the most exposed first", ylabel="Exposure, bits")
+    axes.set_title(title, fontsize=10, loc="left", color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    clean(axes, grid="y")
+    save_figure(figure, path)

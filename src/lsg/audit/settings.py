@@ -10,6 +10,16 @@ MODES = ("white-box", "one-run", "all")
 CLIPPINGS: tuple[Clipping, ...] = get_args(Clipping)
 RANK, SPARSITY = 3, 0.5  # the rank is that of the audited model's weights
 SAMPLED_EPOCHS = 20
+# The least and the most of each: more is a slip of the finger, and would take years or all memory.
+COUNTS = {
+    "trials": (100, 10_000_000),
+    "steps": (1, 100_000),
+    "canaries": (20, 1_000_000),
+    "epochs": (1, 1_000_000),
+    "seeds": (1, 100_000),
+    "records_per_unit": (1, 1000),
+    "views": (1, 1000),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,8 @@ class AuditSettings:
             raise ConfigurationError(f"delta={self.delta:g} must be above 0 and below 0.001")
         if not 0.5 <= self.confidence < 1:
             raise ConfigurationError(f"confidence={self.confidence:g} must be at least 0.5 and below 1")
-        ones = [(option, 1) for option in ("steps", "epochs", "seeds", "records_per_unit", "views")]
-        for option, least in (("trials", 100), ("canaries", 20), *ones):
-            if getattr(self, option) < least:
-                raise ConfigurationError(f"{option}={getattr(self, option)} must be at least {least}")
+        for option, (least, most) in COUNTS.items():
+            value = getattr(self, option)
+            if not least <= value <= most:
+                side = f"at least {least}" if value < least else f"at most {most:,}"
+                raise ConfigurationError(f"{option}={value} must be {side}")

@@ -20,8 +20,6 @@ class Setting:
     """The workload, the device and the precision ("fp32", "tf32" or "bf16")."""
 
     def __init__(self, preset: Preset, workload: Workload, device: torch.device, precision: str) -> None:
-        if precision not in ("fp32", "tf32", "bf16"):
-            raise ConfigurationError(f"precision '{precision}' is unknown; choose from fp32, tf32, bf16")
         if precision == "tf32" and device.type == "cpu":
             raise ConfigurationError("precision tf32 is a GPU's; choose from fp32, bf16")
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")

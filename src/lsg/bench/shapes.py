@@ -5,6 +5,8 @@ from typing import Any
 
 from lsg.errors import ConfigurationError
 
+PRECISIONS = ("fp32", "tf32", "bf16")
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -36,6 +38,8 @@ class Preset:
 
     def precision(self, asked: str) -> str:
         """To compute in; where none is asked for, that of the weights."""
+        if asked and asked not in PRECISIONS:
+            raise ConfigurationError(f"precision '{asked}' is unknown; choose from {', '.join(PRECISIONS)}")
         if asked and self.weights != "fp32" and asked != self.weights:
             raise ConfigurationError(
                 f"precision '{asked}': preset '{self.name}' has weights in {self.weights} and is computed in that"

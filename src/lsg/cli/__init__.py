@@ -14,7 +14,7 @@ from lsg.cli.audit import audit
 from lsg.cli.bench import bench
 from lsg.cli.budget import budget
 from lsg.cli.demo import demo
-from lsg.cli.errors import OneLineUsage, in_one_process, one_line_errors
+from lsg.cli.errors import OneLineUsage, end_unwritten, in_one_process, one_line_errors
 from lsg.cli.explain import explain
 from lsg.cli.report import report
 from lsg.cli.train import train
@@ -54,7 +54,10 @@ def run() -> None:
             stream.reconfigure(errors="replace")
     if not writes():
         _be_silent()
-    app()
+    try:
+        app()
+    except OSError as error:  # of help and errors of usage, which no command catches: they cannot be shown
+        end_unwritten(error)
 
 
 def _be_silent() -> None:

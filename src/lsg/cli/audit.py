@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lsg.audit.settings import CLIPPINGS, MODES, AuditSettings
+from lsg.cli.audit_secrets import SECRETS, audit_secrets_command
 from lsg.cli.errors import FAILED
-from lsg.files.atomic import write_atomic
+from lsg.files.atomic import make_folder, write_atomic
 from lsg.files.foreign_text import to_json
+from lsg.files.sign_of_life import doing
 from lsg.files.terminal import Terminal, echo
 from lsg.methods import PRIVATE_METHODS, Clipping
 from lsg.train.provenance import provenance
@@ -25,6 +27,7 @@ DEFAULTS = AuditSettings()
 
 
 def audit(
+    context: typer.Context,
     mode: Annotated[str, typer.Option(help=f"One of {', '.join(MODES)}.")] = DEFAULTS.mode,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(PRIVATE_METHODS)}.")] = DEFAULTS.method,
     clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = DEFAULTS.clipping,
@@ -32,7 +35,10 @@ def audit(
     delta: Annotated[float, typer.Option(help="At this delta.")] = DEFAULTS.delta,
     trials: Annotated[int, typer.Option(help="White box: releases with and without canaries.")] = DEFAULTS.trials,
     steps: Annotated[int, typer.Option(help="White box: also runs of so many steps; 1: none.")] = DEFAULTS.steps,
-    canaries: Annotated[int, typer.Option(help="One run: how many.")] = DEFAULTS.canaries,
+    canaries: Annotated[
+        int | None,
+        typer.Option(help=f"One run: how many ({DEFAULTS.canaries}). With --config: so many secrets ({SECRETS})."),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="One run: how long to train.")] = DEFAULTS.epochs,
     seeds: Annotated[int, typer.Option(help="Repeat with so many seeds.")] = DEFAULTS.seeds,
     confidence: Annotated[
@@ -42,12 +48,19 @@ def audit(
         int, typer.Option(help="Canaries are units of so many records of one id: whole persons, say.")
     ] = DEFAULTS.records_per_unit,
     views: Annotated[int, typer.Option(help="And so many views of each record.")] = DEFAULTS.views,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Settings of lsg train --task generate, such as a run's config.toml: random secrets are put into its "
+            "data, and what models trained with and without privacy expose of them is measured."
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for audit.json and figure.png.")] = Path("runs/audit"),
 ) -> None:
     """Attack the engine with canaries: a lower bound on epsilon, to be held against the epsilon it claims."""
-    from lsg.audit.report import audit as run_audit
-    from lsg.audit.report import violations
-
+    if config is not None:
+        audit_secrets_command(context, config, canaries, output)
+        return
     console = Terminal()
     settings = AuditSettings(
         mode=mode,
@@ -57,15 +70,18 @@ def audit(
         delta=delta,
         trials=trials,
         steps=steps,
-        canaries=canaries,
+        canaries=DEFAULTS.canaries if canaries is None else canaries,
         epochs=epochs,
         seeds=seeds,
         confidence=confidence,
         records_per_unit=records_per_unit,
         views=views,
     )
-    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
-    with console.status("") as status:
+    make_folder(output)  # before the work: one that cannot be made costs none
+    from lsg.audit.report import audit as run_audit  # with PyTorch, for which errors of usage need not wait
+    from lsg.audit.report import violations
+
+    with console.status("") as status, doing(lambda: f"auditing, {status.status}"):
         audits = run_audit(settings, on_part=status.update)
     console.print(_table(audits, settings))
     if any(one.one_run for one in audits):

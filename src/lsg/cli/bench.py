@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lsg.bench.shapes import PRESETS, Preset, preset
 from lsg.errors import ConfigurationError, PrivacyError
-from lsg.files.atomic import write_atomic
+from lsg.files.atomic import make_folder, write_atomic
 from lsg.files.foreign_text import to_json
 from lsg.files.terminal import Terminal
 from lsg.methods import make_method
@@ -45,17 +45,16 @@ def bench(
 
     All have the same model, batch and precision. Ratios are against the best non-private training of those that ran.
     """
-    import torch  # for which help and errors of usage need not wait
-
-    from lsg.bench.timing import best_non_private
-
-    console = Terminal()
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     chosen = preset(name)
     precision = chosen.precision(precision)
     if sweep and sweep not in SWEEPS:
         raise ConfigurationError(f"sweep '{sweep}' is unknown; choose from {', '.join(SWEEPS)}")
-    output.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be made costs none
+    from lsg.bench.timing import best_non_private  # with PyTorch, for which help and errors of usage need not wait
+    from lsg.train.precision import choose_device
+
+    console = Terminal()
+    place = choose_device(device or "auto")
+    make_folder(output)  # before the work: one that cannot be made costs none
     field, values = SWEEPS[sweep] if sweep else ("rank", (chosen.rank,))
     points = []
     for value in values:

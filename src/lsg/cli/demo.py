@@ -57,13 +57,13 @@ def demo(
     width: Annotated[int, typer.Option(help="Channels of the wide network whose steps are timed; 0: none.")] = 256,
 ) -> None:
     """Where low rank pays and where it does not: LSG, RGP and DPSGD on handwritten digits, and in a wide network."""
+    settings = Settings(_numbers(epsilon), delta, epochs, batch_size, max_grad_norm, lr, seed)
+    contenders = chosen(methods)
     from lsg.demo.verdict import verdict  # with PyTorch, for which help and errors of usage need not wait
     from lsg.demo.wide import wide_costs
     from lsg.models import small_cnn
 
     console = Terminal()
-    settings = Settings(_numbers(epsilon), delta, epochs, batch_size, max_grad_norm, lr, seed)
-    contenders = chosen(methods)
     if width:
         small_cnn(image_size=8, width=width)  # refuses a bad one
     _prepare(output)

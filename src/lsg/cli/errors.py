@@ -1,14 +1,17 @@
 """Errors of every command: one line that names the culprit instead of a traceback."""
 
+import contextlib
 import functools
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from lsg.distributed.launch import launched, tells_errors
-from lsg.errors import ConfigurationError, LsgError
+from lsg.errors import ConfigurationError, LsgError, first_line, is_out_of_memory
 from lsg.files.foreign_text import visible
 from lsg.files.stop_signals import asked_to_stop, stopping_by_exception
 from lsg.files.terminal import echo
@@ -47,19 +50,40 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             with stopping_by_exception():
+                _check_numbers(kwargs)
                 command(*args, **kwargs)
         except typer.Exit:
             raise
         except BaseException as error:
             if asked_to_stop():  # a library may have made another error of it
                 raise typer.Exit(128 + asked_to_stop()) from None
-            if not isinstance(error, LsgError | OSError | MemoryError):
+            if not isinstance(error, LsgError | OSError) and not is_out_of_memory(error):
                 raise
             if tells_errors():
-                echo(f"Error: {visible(error or 'out of memory')}", err=True)
+                echo(f"Error: {visible(_told(error))}", err=True)
             raise typer.Exit(BAD_USAGE if isinstance(error, LsgError) else FAILED) from None
 
     return run
+
+
+def end_unwritten(error: OSError) -> NoReturn:
+    """What was left to show goes nowhere, so that Python does not try again and fail at its very end."""
+    with contextlib.suppress(OSError):
+        echo(f"Error: {visible(error)}", err=True)
+    with contextlib.suppress(OSError, AttributeError):  # None: it was closed from the start
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(FAILED)
+
+
+def _check_numbers(given: dict[str, Any]) -> None:
+    """Whole numbers of options, which PyTorch, NumPy and files hold in 64 bits."""
+    for name, value in given.items():
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is a number of more than 18 digits")
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, LsgError | OSError) else f"out of memory ({first_line(error)})"
 
 
 def in_one_process(command: Callable[..., None]) -> Callable[..., None]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from lsg.explain import Explanation
 
+MOST, MOST_CLASSES = 100_000, 10_000_000_000  # sizes beyond these overflow in PyTorch
+
 
 def explain(
     model: Annotated[str, typer.Option(help=f"A hub id or folder of a text model, or {', '.join(ZOO_NAMES)}.")],
@@ -32,9 +34,9 @@ def explain(
         RunConfig.batch_size
     ),
     noise_multiplier: Annotated[float, typer.Option(help="Of that step; see lsg budget.")] = 1.0,
-    classes: Annotated[int, typer.Option(min=1, help="Labels of the task.")] = 2,
-    channels: Annotated[int, typer.Option(min=1, help="Of the images, for a zoo model.")] = 3,
-    image_size: Annotated[int, typer.Option(min=1, help="Side of the images, for a zoo model.")] = 32,
+    classes: Annotated[int, typer.Option(min=1, max=MOST_CLASSES, help="Labels of the task.")] = 2,
+    channels: Annotated[int, typer.Option(min=1, max=MOST, help="Of the images, for a zoo model.")] = 3,
+    image_size: Annotated[int, typer.Option(min=1, max=MOST, help="Side of the images, for a zoo model.")] = 32,
     details: Annotated[bool, typer.Option("--details", help="Also list every parameter.")] = False,
 ) -> None:
     """Show what would be projected, dense and frozen in a model, and how much noise each method adds.

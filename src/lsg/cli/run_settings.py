@@ -1,15 +1,12 @@
 """The settings of a run: options, a config file and what a run was begun with in, a whole configuration out."""
 
-import secrets
 from pathlib import Path
 from typing import Any
 
+from lsg.cli.known_settings import known_settings
 from lsg.distributed.group import Group
-from lsg.errors import ConfigurationError
-from lsg.tasks.names import KINDS
 from lsg.train.choose import choose_settings
-from lsg.train.config import RunConfig, option
-from lsg.train.config_file import read_settings
+from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
 from lsg.train.run import on_all
 from lsg.train.stored_settings import stored_config
@@ -26,28 +23,7 @@ def run_settings(
     """Options before the file, the file before the recipe. A resumed run starts from what it was begun with. group: the
     processes that all get the same settings."""
     group = group or Group()
-    known, begun, source = group.on_first(lambda: _known_settings(output, config, resume, given))
+    known, begun, source = group.on_first(lambda: known_settings(output, config, resume, given))
     if begun:
         return stored_config(known, source)
     return on_all(group, known, lambda: choose_settings(known, source, listener))
-
-
-def _known_settings(
-    output: Path, config: Path | None, resume: bool, given: dict[str, Any]
-) -> tuple[dict[str, Any], bool, str]:
-    """(what is known of the settings; whether these are all, as the run was begun before; where they come from)"""
-    begun = output / "config.toml"
-    layers = [read_settings(path) for path in ((begun,) if resume and begun.is_file() else ())]
-    layers += [] if config is None else [read_settings(config)]
-    known: dict[str, Any] = {}
-    for layer in (*layers, given):
-        if {"epsilon", "noise_multiplier"} & layer.keys() or layer.get("method") == "non-private":
-            known = {key: value for key, value in known.items() if key not in ("epsilon", "noise_multiplier")}
-        known |= layer
-    source = str(config or begun) if layers else "options"
-    if resume and not begun.is_file() and not known:
-        raise ConfigurationError(f"--resume: {output} holds no run to go on with")
-    if "task" not in known:
-        raise ConfigurationError(f"{option('task')} is missing: one of {', '.join(KINDS)}")
-    known = {"seed": secrets.randbits(63), **known}  # secret, as secret data need; config.toml keeps it for --resume
-    return known, resume and begun.is_file(), source

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 from rich.table import Table
 
 from lsg.accounting.selection import DRAWS
+from lsg.cli.known_settings import check_usage
 from lsg.cli.run_options import options_of_runs
 from lsg.errors import ConfigurationError
 from lsg.files.terminal import Terminal, Words
@@ -59,10 +60,11 @@ def _base(
     output: Path, config: Path | None, given: dict[str, Any], held_out: float | None, listener: Listener
 ) -> RunConfig:
     """What `lsg train` would do with those records that are not scored on, or not set aside."""
-    from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
-
     own = ({} if config is None else read_settings(config)) | given
     apart = {"tuning_part": held_out} if held_out else {"validation": own.get("validation") or SCORED_SHARE}
+    check_usage(output, config, False, given | apart)
+    from lsg.cli.run_settings import run_settings  # with PyTorch, for which help and errors of usage need not wait
+
     found = run_settings(output, config, False, given | apart, listener)
     return replace(found, tuning_part=own.get("tuning_part"), validation=own.get("validation", 0.0))
 

@@ -6,10 +6,11 @@ Private training sums factors once a logical step, and ranks may have different 
 
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, PrivacyError
 
 
 def unwrapped(model: Any) -> Any:
@@ -19,7 +20,26 @@ def unwrapped(model: Any) -> Any:
             f"module is wrapped in {type(model).__name__}: give lsg the model itself, one process a GPU (torchrun), or "
             "shard it by torch.distributed.fsdp.fully_shard"
         )
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    if not isinstance(model, DistributedDataParallel):
+        return model
+    ranks = model.process_group.size()
+    if ranks != dist.get_world_size():
+        raise ConfigurationError(
+            f"module's DistributedDataParallel has a process group of {ranks} of the {dist.get_world_size()} "
+            "processes, and lsg trains one model on all of them: leave process_group out, or start the processes of "
+            "each model as a job of their own (torchrun)"
+        )
+    return model.module
+
+
+def refuse_later_wrapper() -> None:
+    """Called in a forward of a private model: refuse one out of a wrapper that was made after `make_private`."""
+    if getattr(DistributedDataParallel, "_active_ddp_module", None) is not None:
+        raise PrivacyError(
+            "the model was wrapped in DistributedDataParallel after make_private: the wrapper would wait for gradients "
+            "that never come, and copy buffers where not all ranks are. Wrap the model first and give make_private "
+            "the wrapper, or leave it out: make_private sees to all processes"
+        )
 
 
 def keep_out(model: Any) -> None:

@@ -43,6 +43,12 @@ def atomic_path(target: Path, *, secret: bool = False) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def make_folder(path: Path) -> None:
+    """With those that it stands in, unless it is there."""
+    with errors_naming(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def create_secret(path: Path) -> None:
     """Make an empty file that only its owner can read, whatever the umask: before its first byte is written."""
     path.unlink(missing_ok=True)  # what a crash left

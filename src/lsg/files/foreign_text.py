@@ -10,7 +10,9 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TextIO
+
+from lsg.files.sign_of_life import spoken
 
 LONGEST = 2000  # characters of a message: more is not read, and may be the work of a file of a million columns
 NAMED = 10  # names in a list within a message
@@ -79,8 +81,15 @@ def in_toml(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line for people who use the library without the command line, to stderr."""
-    print(visible(text), file=sys.stderr)
+    """A line to stderr, for people who use the library without the command line, and for those who wait."""
+    spoken()
+    write_line(visible(text), sys.stderr)
+
+
+def write_line(line: str, stream: TextIO | None) -> None:
+    """As one piece, since threads say things, too; nowhere if the stream was closed before Python began."""
+    if stream is not None:
+        print(f"{line}\n", end="", file=stream, flush=True)
 
 
 def is_text(text: str) -> bool:

@@ -50,7 +50,7 @@ def stopping_by_exception() -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr) if own else ():
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # None: it was closed from the start
                 stream.flush()
         for number in own:
             signal.signal(number, _end)

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from lsg.extras import needs_extra
-from lsg.files.foreign_text import visible, visible_lines
+from lsg.files.foreign_text import visible, visible_lines, write_line
+from lsg.files.sign_of_life import spoken
 
 with needs_extra("train", "the command line"):
     from rich.console import Console
@@ -24,10 +25,17 @@ class Terminal(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether rich draws on it: not where it is a file, nor where it cannot move its cursor."""
+        return self.is_terminal and not self.is_dumb_terminal
+
     def print(self, *objects: Any, **options: Any) -> None:
+        spoken()
         super().print(*(Text(visible(part)) if isinstance(part, str) else part for part in objects), **options)
 
     def lines(self, text: str, style: str = "") -> None:
+        spoken()
         super().print(Text(visible_lines(text)), style=style, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -47,4 +55,5 @@ class Words(ProgressColumn):
 
 def echo(text: str, *, err: bool = False) -> None:
     """A line to stdout, or to stderr, without any width or style."""
-    print(visible_lines(text), file=sys.stderr if err else sys.stdout, flush=True)
+    spoken()
+    write_line(visible_lines(text), sys.stderr if err else sys.stdout)

@@ -10,6 +10,7 @@ from lsg.check.kept_state import tensors_in
 from lsg.check.look import Expected, NeedsRule
 from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError, is_out_of_memory
+from lsg.files.sign_of_life import doing
 from lsg.layers.patched_module import KnownCalls, PatchedModule
 from lsg.layers.samples import signature
 from lsg.losses import Reduction
@@ -104,7 +105,8 @@ class CheckedForwards:
         slots = list(self._recorder.slots.values())
         check = Check(self._model, run, self._rules.trained, slots, self._batch, self._loss_reduction)
         assert self._batch.size is not None
-        finished = check(self._batch.size, inputs, known)
+        with doing("checking that samples stay apart"):
+            finished = check(self._batch.size, inputs, known)
         self._expected = check.expected
         self.keeps_state |= check.keeps_state
         return finished

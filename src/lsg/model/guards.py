@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lsg.distributed.sharded_model import ShardedModel
+from lsg.distributed.wrapper import refuse_later_wrapper
 from lsg.losses import Reduction
 from lsg.model.attachment import Attachment
 from lsg.model.batch_norm_watch import watch_batch_norms
@@ -48,6 +49,7 @@ class Guards:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         clock = self._clock()
         if torch.is_grad_enabled() and clock is not None:
+            refuse_later_wrapper()
             self.parameters.check()
             batch = clock.batch_in_flight
             self._forwards.note((args, kwargs), batch, None if batch is None else batch.left)

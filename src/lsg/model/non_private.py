@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lsg.distributed.sharded_model import ShardedModel
+from lsg.distributed.wrapper import refuse_later_wrapper
 from lsg.model.inputs import batch_size
 from lsg.parameters.factored_calls import Calls
 from lsg.perf import PerfConfig
@@ -63,6 +64,7 @@ class NonPrivateModel:
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
+            refuse_later_wrapper()
             self._size = batch_size((args, kwargs)) or 1
 
     def scale_before_average(self, sharded: ShardedModel, gradients: Scaled) -> None:

@@ -2,8 +2,8 @@
 
 A sample's gradient of a linear layer's weight is g^T x, with x (T, in) coming in and g (T, out) coming back. Norms and
 the clipped sum are all that is wanted of it. The norms are those of the products themselves, formed on chip, or a few
-at a time; the shortcut by way of x x^T and g g^T cancels, and an underestimated norm would pass the bound. The sum is
-one product over the tokens of all samples.
+at a time; for several tokens the shortcut by way of x x^T and g g^T cancels, and an underestimated norm would pass the
+bound. The sum is one product over the tokens of all samples.
 
 Both round, each in its own way, relative to S = sum_t |x_t| |g_t|, what a sample's tokens would come to if none
 cancelled. So a sample whose tokens cancel to less than 2^-6 S is taken for one of that norm: whatever comes in, what
@@ -24,7 +24,7 @@ from lsg.kernels.optional_triton import usable
 from lsg.kernels.ragged_reference import row_norms
 
 _CANCELLED = 2.0**-6
-_CHUNK = 2**24  # numbers of explicit products at a time
+_CHUNK = 2**20  # numbers of explicit products at a time: what stays in a processor's cache
 _SMALL = 2**14  # entries of a weight: below this products cost less, as they are clipped together with others
 
 
@@ -69,7 +69,9 @@ class OuterProducts:
 
     def row_norms(self) -> Tensor:
         """(B), float64, at least `_CANCELLED` times the sum of the tokens' norms. Not finite for a broken sample."""
-        if usable(self.rows):
+        if self.rows.shape[1] == 1 and self.kept is None:  # the norm of one product is the product of the norms
+            norms = self._without_cancelling()
+        elif usable(self.rows):
             norms = outer_kernel.square_sums(self.rows, self.columns, self._mask()).sum(1, dtype=torch.float64).sqrt()
         else:
             size = max(1, _CHUNK // (self.rows.shape[2] * self.columns.shape[2]))
@@ -107,8 +109,8 @@ class OuterProducts:
 
 
 def is_faster(x: Tensor, outputs: int) -> bool:
-    """Whether to keep input and output gradient of x (B, ..., in) -> (B, ..., outputs): on a GPU, where memory traffic
-    is what per-sample gradients cost, and where the two are smaller than their product."""
+    """Whether to keep input and output gradient of x (B, ..., in) -> (B, ..., outputs): where the two are smaller than
+    their product. Memory traffic is what per-sample gradients cost."""
     tokens, inputs = x.shape[1:-1].numel(), x.shape[-1]
     size = inputs * outputs
-    return x.is_cuda and size >= _SMALL and tokens * (inputs + outputs) <= size
+    return size >= _SMALL and tokens * (inputs + outputs) <= size

@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from lsg.errors import ConfigurationError
+from lsg.files.atomic import make_folder
 from lsg.files.terminal import Terminal, Words, echo
 from lsg.reproduce.grid import Failure, failure_reason, pending, run_cells, with_seeds
 from lsg.reproduce.store import Store, cell_name
@@ -71,7 +72,7 @@ def reproduce(
     if cells and not any(fnmatch.fnmatchcase(cell_name(cell), only) for cell in cells):
         raise ConfigurationError(f"--only '{only}' matches none of {len(cells)} cells, such as {cell_name(cells[0])}")
     console.print(f"{len(cells)} cells: {len(cells) - len(waiting)} complete, {len(selected)} to run", style="dim")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     kept = with_seeds((config for study in known.values() for config in study.models), count)
     with _threads(chosen_scale.threads):
         failures = _run(selected, store, run, kept, console)

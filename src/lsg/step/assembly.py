@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from lsg.accounting import Accountant
 from lsg.accounting.ledger import Ledger
@@ -25,6 +24,7 @@ from lsg.model.validation import untrained_parameters
 from lsg.sampling.clock import Clock
 from lsg.sampling.loader import PrivateDataLoader, known_lengths, sampling_generator
 from lsg.sampling.poisson_batches import LogicalBatches
+from lsg.sampling.same_records import check_same_records
 from lsg.sampling.secure_source import SecureNoise
 from lsg.sampling.streams import Streams
 from lsg.speed.fast_forward import FastForward
@@ -79,7 +79,8 @@ def assemble(
 ) -> Attached:
     """secure: the cryptographic source of noise and samples, in secure mode."""
     settings = _settings(given, noise_multiplier, accountant)
-    _start_alike(given, settings)
+    engine = {"PrivacyEngine's secure_mode": secure is not None, "PrivacyEngine's ledger": ledger and "given"}
+    _start_alike(given, settings, engine)
     sharded = ShardedModel(given.module, given.group) if sharded_modules(given.module) else None
     streams = Streams(given.noise_generator, sampling_generator(given.data_loader), secure, given.group)
     sampler = LogicalBatches(
@@ -198,8 +199,8 @@ def _stream_states(
     return streams
 
 
-def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
-    """Several ranks: refuse, by name, arguments that differ; then all have rank 0's weights."""
+def _start_alike(given: CheckedArguments, settings: dict[str, Any], engine: dict[str, Any]) -> None:
+    """Several ranks: refuse, by name, arguments and data that differ; then all have rank 0's weights."""
     if given.group.alone:
         return
     lengths = known_lengths(given.data_loader.dataset)
@@ -207,41 +208,21 @@ def _start_alike(given: CheckedArguments, settings: dict[str, Any]) -> None:
     trained = {f"whether '{name}' is trained": True for name in _trained_names(given)}
     given.group.check_alike(
         {
+            **engine,
             **{f"make_private's {name}": value for name, value in settings.items()},
             "the optimizer": type(given.optimizer).__qualname__,
             "the optimizer's settings": settings_of(given.optimizer),
             "what the data set tells of its records' lengths": None if lengths is None else _digest(lengths),
-            **_some_records(given.data_loader.dataset),
             **shapes,
             **trained,
         },
         "Every rank must run the same script on the same data",
     )
+    check_same_records(given.data_loader.dataset, given.group)
     with torch.no_grad():
         for tensor in [*given.module.parameters(), *given.module.buffers()]:
             if not is_sharded(tensor):
                 given.group.from_first(tensor)
-
-
-def _some_records(dataset: Any) -> dict[str, str]:
-    """A digest of a few records that are the same at each look: ranks with the same data in another order are told. A
-    record would be in several shares of one step there."""
-    found: dict[str, str] = {}
-    several = getattr(dataset, "__getitems__", None)
-    if several is None and not hasattr(dataset, "__getitem__"):
-        return found  # read in another way, by a sampler's own numbers
-    for number in sorted({0, len(dataset) // 3, len(dataset) - 1}):
-        first, again = (_digest_of_record(several([number]) if several else dataset[number]) for _ in range(2))
-        if first == again:  # not one that is drawn or changed at random
-            found[f"record {number} of the data set"] = first
-    return found
-
-
-def _digest_of_record(record: Any) -> str:
-    plain = [leaf for leaf in pytree.tree_leaves(record) if isinstance(leaf, Tensor | str | int | float)]
-    return hashlib.sha256(
-        repr([_digest(leaf) if isinstance(leaf, Tensor) else leaf for leaf in plain]).encode()
-    ).hexdigest()[:12]
 
 
 def _digest(numbers: Tensor) -> str:

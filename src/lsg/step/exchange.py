@@ -46,20 +46,32 @@ def of_all_ranks(units: int | None, bound: float, place: Place, group: Group) ->
             "has which records is not known, and one that several have would count several times. Iterate over the "
             "loader that make_private returned"
         )
-    alike = place.alike()
-    digest = int.from_bytes(hashlib.sha256(repr(sorted(alike.items())).encode()).digest()[:8], "big") >> 1
     own = _NOT_KNOWN if units is None else units
-    found = group.meet(f"step {place.step}", [digest, own, place.share, _bits(bound)])
-    if len({digest for digest, *_ in found}) > 1:
-        _name_what_differs(alike, place.step, group)
-    for rank, (_, got, wanted, _) in enumerate(found):
+    found = _compared(place, group, [own, place.share, _bits(bound)])
+    for rank, (got, wanted, _) in enumerate(found):
         if got not in (wanted, _NOT_KNOWN):
             raise ReplicaError(
                 f"step {place.step}: {got} units are in the sum of rank {rank}, whose share of the {place.drawn} drawn "
                 f"is {wanted}: a micro-batch was stepped without a backward, or twice. Nothing of this step was "
                 "released"
             )
-    return sum(max(counted, 0) for _, counted, *_ in found), max(_number(bits) for *_, bits in found)
+    return sum(max(counted, 0) for counted, *_ in found), max(_number(bits) for *_, bits in found)
+
+
+def still_alike(place: Place, group: Group) -> None:
+    """A step that was refused after the exchange (by a budget, a full disk) is tried again: see that ranks agree on it
+    still. With another noise multiplier each, their releases together would tell the sum."""
+    _compared(place, group, [])
+
+
+def _compared(place: Place, group: Group, numbers: list[int]) -> list[list[int]]:
+    """Wait for all ranks, and refuse what they do not have alike. Returns each rank's numbers."""
+    alike = place.alike()
+    digest = int.from_bytes(hashlib.sha256(repr(sorted(alike.items())).encode()).digest()[:8], "big") >> 1
+    found = group.meet(f"step {place.step}", [digest, *numbers])
+    if len({digest for digest, *_ in found}) > 1:
+        _name_what_differs(alike, place.step, group)
+    return [others for _, *others in found]
 
 
 def _bits(number: float) -> int:
@@ -82,6 +94,7 @@ def _name_what_differs(alike: dict[str, Any], step: int, group: Group) -> None:
                 raise ReplicaError(
                     f"{name} differs between the processes at step {step}: {value} on rank {rank}, {usual} on rank "
                     f"{other}. Nothing of this step was released. Every rank must go through the same loops, settings "
-                    "and schedules; what is done after each batch, a rank without a share of it leaves out"
+                    "and schedules; a rank without a share of a step has no batch, so that what is done once a step, a "
+                    "schedule say, belongs into optimizer.on_logical_step(...)"
                 )
     raise ReplicaError(f"the processes differ at step {step}, and what differs could not be found")

@@ -15,7 +15,7 @@ from lsg.errors import PrivacyError
 from lsg.model.recorder import Recorder
 from lsg.sampling.random_sources import NoiseSource
 from lsg.step.clipping import ClippedSum, Clipper
-from lsg.step.exchange import Place, of_all_ranks
+from lsg.step.exchange import Place, of_all_ranks, still_alike
 from lsg.step.noise import add_noise
 from lsg.step.signals import StepSignals, measure
 from lsg.step.unit_average import average_units
@@ -182,6 +182,7 @@ class PrivateGradients:
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
         if self._whole:  # a step that was refused after the exchange, by a full disk say, is tried again
+            still_alike(place, self._group)
             return
         if not self._group.alone:
             self.recorder.ready()  # a rank without a share has made no subspaces for this step yet

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lsg.distributed.group import Group
 from lsg.distributed.sharding import is_sharded
 from lsg.errors import ConfigurationError
-from lsg.step.exchange import Place, of_all_ranks
+from lsg.step.exchange import Place, of_all_ranks, still_alike
 from lsg.step.gradients import LossReduction, drop_gradients
 from lsg.step.signals import StepSignals
 
@@ -37,6 +37,7 @@ class NonPrivateGradients:
         self.loss_reduction: LossReduction = loss_reduction
         self.expected_batch_size = expected_batch_size
         self._sums: list[Tensor] | None = None
+        self._whole = False  # whether the sums are already those of all ranks
         self._filler = False
         self.signals: StepSignals | None = None
 
@@ -64,7 +65,7 @@ class NonPrivateGradients:
         return False
 
     def forget_sum(self) -> None:
-        self._sums = None
+        self._sums, self._whole = None, False
 
     def partial_sum(self) -> dict[str, Any] | None:
         if self._sums is not None and any(is_sharded(total) for total in self._sums):
@@ -90,6 +91,9 @@ class NonPrivateGradients:
 
     @torch.no_grad()
     def exchange(self, place: Place) -> None:
+        if self._whole:  # a step that was refused after the exchange is tried again
+            still_alike(place, self._group)
+            return
         of_all_ranks(None, 0.0, place, self._group)
         if self._group.alone:
             return
@@ -99,7 +103,7 @@ class NonPrivateGradients:
             whole = self._group.sum(torch.cat([sums[number].flatten() for number in mine]))
             for number, share in zip(mine, whole.split([sums[number].numel() for number in mine]), strict=True):
                 sums[number] = share.view(sums[number].shape)
-        self._sums = sums
+        self._sums, self._whole = sums, True
 
     @torch.no_grad()
     def release(self, noise_multiplier: float) -> None:
@@ -107,4 +111,4 @@ class NonPrivateGradients:
         sums = self._sums or [torch.zeros_like(p) for p in self.parameters]
         for p, total in zip(self.parameters, sums, strict=True):
             p.grad = total / divisor
-        self._sums = None
+        self._sums, self._whole = None, False

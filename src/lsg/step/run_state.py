@@ -65,7 +65,7 @@ class RunState:
             "noise_multiplier": self.optimizer.noise_multiplier,
             "max_grad_norm": private and private.clipper.max_grad_norm,
             "random": self._random_states(),
-            **({} if self.group.alone else {"ranks": self.group.size}),
+            **({} if self.group.alone else {"ranks": self.group.size, "rank": self.group.rank}),
         }
 
     def state_of_all_ranks(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class RunState:
         """Refuse, by name, a state that does not continue this run. Nothing is changed."""
         self.clock.check_idle()
         known = {*_KEYS, "version"}
-        if not isinstance(state, Mapping) or set(state) - {"ranks"} != known or state["version"] != VERSION:
+        if not isinstance(state, Mapping) or set(state) - {"ranks", "rank"} != known or state["version"] != VERSION:
             raise ConfigurationError(
                 f"this is not an engine state of version {VERSION}: pass what engine.state_dict() returned"
             )
@@ -103,10 +103,14 @@ class RunState:
             private.noise.check_state("noise", state["noise"])
 
     def load_state_dict(self, state: Any, *, replay: bool) -> None:
-        """Of a run on another number of ranks, too: it goes on from the last logical step, with new dropout streams."""
+        """Of a run on another number of ranks, too: it goes on from the last logical step, with new dropout streams. A
+        state that one rank took and others load has their dropout not: no step after it can be repeated."""
         self.check(state)
-        position = Position(**state["progress"])
-        other_ranks = state.get("ranks", 1) != self.group.size
+        position, saved = Position(**state["progress"]), state["random"]
+        of_another = isinstance(saved, Mapping) and state.get("rank", self.group.rank) != self.group.rank
+        of_another = self.group.any(of_another, "the loading of a state")
+        replay = replay and not of_another
+        other_ranks = of_another or state.get("ranks", 1) != self.group.size
         if other_ranks:  # a part of a logical batch is summed again, by other ranks
             position = replace(position, micro=0, partial_sum=None)
         self.sampler.load_state(state["sampling"])
@@ -125,7 +129,6 @@ class RunState:
                 source.renew(self.group.on_first(lambda: secrets.token_bytes(64)))
         self.clock.load(position)
         self.optimizer.mark_continued()
-        saved = state["random"]
         if other_ranks:
             self._seed_anew(saved if isinstance(saved, Mapping) else saved[0])
         else:

@@ -52,6 +52,12 @@ class Documents:
         persons = None if self.persons is None else [self.persons[i] for i in rows]
         return Documents(_taken(self.texts, rows), prompts, persons)
 
+    def plus(self, texts: Sequence[str]) -> "Documents":
+        """With more texts, which have empty prompts, and each a person of its own."""
+        prompts = None if self.prompts is None else [*self.prompts, *("" for _ in texts)]
+        persons = None if self.persons is None else [*self.persons, *(f"planted: {text}" for text in texts)]
+        return Documents([*self.texts, *texts], prompts, persons)
+
 
 @dataclass(frozen=True)
 class Images:

@@ -16,6 +16,7 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.foreign_files import read_text
 from lsg.files.foreign_text import to_json
 from lsg.files.foreign_values import json_value
+from lsg.files.sign_of_life import doing
 from lsg.layers.registry import rule_for
 from lsg.models import scatter_cnn, scatter_linear, scatter_resnet, small_cnn, standardised_wrn, wrn28
 from lsg.tasks.names import ZOO_NAMES
@@ -75,7 +76,7 @@ def load_image_model(name: str, shape: ImageShape) -> nn.Module:
 
 def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module, list[str]]:
     """A sequence classifier, and the names of its parameters that are new, drawn from torch's global random stream."""
-    with quiet_transformers():
+    with doing(f"loading {name}"), quiet_transformers():
         from transformers import AutoModelForSequenceClassification
 
         config = _labelled_config(name, label_names)
@@ -88,7 +89,7 @@ def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module,
 
 def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> PooledClassifier:
     """The model's encoder under a linear head, whose weights are drawn from torch's global random stream."""
-    with quiet_transformers():
+    with doing(f"loading {name}"), quiet_transformers():
         from transformers import AutoModel
 
         config = _labelled_config(name, label_names)
@@ -169,7 +170,7 @@ def _check_folder(name: str) -> None:
 
 def load_tokenizer(name: str) -> Any:
     """The model's own tokenizer, always with a token for padding."""
-    with quiet_transformers():
+    with doing(f"loading the tokenizer of {name}"), quiet_transformers():
         from transformers import AutoTokenizer
 
         _check_folder(name)

@@ -39,10 +39,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     from lsg.train.precision import choose_device  # with PyTorch, for which `lsg budget` need not wait
     from lsg.train.prepare_data import prepare_data
 
-    task, recipe = str(given["task"]), str(given.get("recipe", "auto"))
-    check_task(task)
-    usual = preset(task, str(given.get("method", RunConfig.method)))
-    config = RunConfig.from_dict({**usual, **_machine({**usual, **given}), **given, "recipe": recipe}, source)
+    task, usual = str(given["task"]), _usual(given)
+    config = settings_before_data(_machine(usual | given) | given, source)
+    recipe = config.recipe
     if recipe == "paper" or config.method == "non-private":
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
@@ -59,6 +58,16 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     settings = RunConfig.from_dict({**usual, **machine, **fields, **given, "recipe": recipe}, source)
     listener.note(told(_as_settled(chosen, settings), given))
     return settings
+
+
+def settings_before_data(given: dict[str, Any], source: str) -> RunConfig:
+    """The usual settings where nothing is given, and no recipe that depends on the data."""
+    return RunConfig.from_dict({**_usual(given), "recipe": "auto", **given}, source)
+
+
+def _usual(given: dict[str, Any]) -> dict[str, Any]:
+    check_task(str(given["task"]))
+    return preset(str(given["task"]), str(given.get("method", RunConfig.method)))
 
 
 def recipe_for(

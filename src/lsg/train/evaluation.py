@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
+from lsg.files.sign_of_life import doing
 from lsg.tasks.encoded import Batch, Encoded, EncodedLanguage, EncodedTexts, batches_in_order
 from lsg.train.precision import autocast
 from lsg.train.run_warnings import OneAnswer
@@ -81,5 +82,6 @@ class Evaluation:
         return self._scorer.one_answer(self._parts)
 
     def __call__(self, model: nn.Module) -> float:
-        self.scores = self._scorer.scores(model, self._parts)
+        with doing("scoring the model"):
+            self.scores = self._scorer.scores(model, self._parts)
         return sum(self.scores.values()) / len(self.scores)

@@ -26,6 +26,11 @@ class LanguageScorer:
         """The mean over records of each one's mean over its own tokens."""
         return self._losses(model, batch).mean()
 
+    def log_likelihoods(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(n,) float64 of each record's tokens together, and how many these are."""
+        counts = (batch["labels"] != IGNORED)[:, 1 if self._causal else 0 :].sum(1)
+        return -self._losses(model, batch).double() * counts, counts
+
     def scores(self, model: nn.Module, parts: dict[str, Encoded]) -> dict[str, float]:
         """Perplexity on each part, over all of its tokens. Call it in eval mode without gradients."""
         own = [self._likelihood(model, data) for data in parts.values()]
@@ -52,8 +57,7 @@ class LanguageScorer:
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
         size = max(1, self._tokens // int(data.lengths.max()))
         for batch in islice(batches_in_order(data, size), self._group.rank, None, self._group.size):
-            counts = (batch["labels"] != IGNORED)[:, 1 if self._causal else 0 :].sum(1)
-            told = -(self._losses(model, batch).double() * counts).sum()
-            total += torch.stack([told, counts.sum().double()])
+            told, counts = self.log_likelihoods(model, batch)
+            total += torch.stack([told.sum(), counts.sum().double()])
         found: list[float] = total.tolist()
         return found

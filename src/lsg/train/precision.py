@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lsg.errors import ConfigurationError
+from lsg.errors import ConfigurationError, first_line
 
 
 def choose_device(name: str) -> torch.device:
@@ -17,8 +17,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros((), device=device)
+        torch.Generator(device)  # of noise: not every kind of device has one
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigurationError(f"--device {name} cannot be used ({str(error).splitlines()[0]})") from None
+        raise ConfigurationError(f"--device {name} cannot be used ({first_line(error):.200})") from None
     return device
 
 

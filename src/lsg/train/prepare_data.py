@@ -9,6 +9,7 @@ import torch
 
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import is_text, visible
+from lsg.files.sign_of_life import doing
 from lsg.tasks.data import Documents, Images, Records, TaskData, Texts
 from lsg.tasks.encoded import Encoded, EncodedLanguage, encode_images, encode_texts
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
@@ -68,19 +69,29 @@ class PreparedData:
 
 
 def prepare_data(
-    config: RunConfig, device: torch.device, listener: Listener, *, only_tuning_part: bool = False
+    config: RunConfig,
+    device: torch.device,
+    listener: Listener,
+    *,
+    only_tuning_part: bool = False,
+    planted: tuple[str, ...] = (),
 ) -> PreparedData:
     """The task's data, with `tuning_part`, `train_limit` and `validation` applied.
 
     only_tuning_part: trains on the part that `tuning_part` leaves out otherwise, for `lsg tune`.
+    planted: documents that are trained on beside the data's own, for `lsg audit`.
     """
     check_views(config)
     check_language_options(config)
     columns = (config.text_column, config.pair_column, config.prompt_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
-    key = (config.task, config.data, columns, config.model, config.max_length, shares, device)
+    key = (config.task, config.data, columns, config.model, config.max_length, shares, planted, device)
     if key not in _CACHE:
-        encoded = _encode(config, _divided(_read(config, listener), config, only_tuning_part), device, listener)
+        found = _divided(_read(config, listener), config, only_tuning_part)
+        if planted:
+            assert isinstance(found.train, Documents)
+            found = replace(found, train=found.train.plus(planted))
+        encoded = _encode(config, found, device, listener)
         while len(_CACHE) >= _KEPT:
             del _CACHE[next(iter(_CACHE))]
         _CACHE[key] = encoded
@@ -108,7 +119,7 @@ def _read(config: RunConfig, listener: Listener) -> TaskData:
 
     check_task(config.task)
     check_model_kind(config.model, TASKS[config.task].kind)  # before the data, which may take minutes
-    with told_to(listener.prepared):
+    with told_to(listener.prepared), doing("reading the data"):
         found = _loaded(config)
     for name in found.label_names:
         if not is_text(name):  # before training: the model's files name the classes

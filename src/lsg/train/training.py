@@ -14,6 +14,7 @@ from lsg.checkpoint import damage_named, load_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.explain import explain
+from lsg.files.sign_of_life import doing
 from lsg.perf import PerfConfig
 from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
@@ -212,7 +213,8 @@ class Training:
             untrained=self.run_facts.untrained,
         )
         self.engine.detach()
-        self.folder.write_model(lambda folder: save_trained(folder, self.whole, self.config, self.data))
+        with doing("saving the model"):
+            self.folder.write_model(lambda folder: save_trained(folder, self.whole, self.config, self.data))
         self.folder.write_privacy(privacy)
         self.folder.write_result(result.to_dict())
         self.folder.drop_checkpoint()

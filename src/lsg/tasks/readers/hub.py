@@ -10,6 +10,7 @@ import numpy as np
 
 from lsg.errors import ConfigurationError, first_line
 from lsg.files.foreign_text import listed
+from lsg.files.sign_of_life import doing
 from lsg.tasks.data import Images
 from lsg.tasks.packed import TextColumn, WordColumn
 from lsg.tasks.readers.columns import Wanted
@@ -29,7 +30,8 @@ def load_hub(name: str, config: str | None = None) -> Splits:
     if int(datasets.__version__.split(".")[0]) < 4:
         raise ConfigurationError(f"{name}: datasets {datasets.__version__} can run code from the hub: {INSTALL}")
     try:
-        return datasets.load_dataset(name, config)
+        with doing(f"asking the hub for {name}"):
+            return datasets.load_dataset(name, config)
     except Exception as error:  # of many kinds: the network's, the hub's, the file formats'
         raise ConfigurationError(f"{name} is no local path, and the hub refused it: {first_line(error)}") from None
 

@@ -4,6 +4,7 @@ All images must have one size: how to resize or crop is a choice that belongs to
 """
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_image_folder(data: str) -> TaskData:
         return _from_parts(folder)
     names = _classes(folder)
     files = _files(folder, names)
-    return hold_out(_read(files, _size(files[0][0])), names, str(folder))
+    return hold_out(_read(files, _size(files[0][0])), utf8_names(names), str(folder))
 
 
 def _from_parts(folder: Path) -> TaskData:
@@ -53,7 +54,12 @@ def _from_parts(folder: Path) -> TaskData:
             raise ConfigurationError(f"{folder / part / name}: a class that {folder / 'train'} does not have")
     training, evaluation = _files(folder / "train", names), _files(folder / part, names)
     size = _size(training[0][0])
-    return TaskData(_read(training, size), {part: _read(evaluation, size)}, names, str(folder))
+    return TaskData(_read(training, size), {part: _read(evaluation, size)}, utf8_names(names), str(folder))
+
+
+def utf8_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of folders as their bytes stand on disk: a locale may have read them in another encoding."""
+    return tuple(os.fsencode(name).decode("utf-8", "surrogateescape") for name in names)
 
 
 def _folders(folder: Path) -> tuple[str, ...]:
@@ -84,6 +90,14 @@ def _files(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
     return files
 
 
+def physical_memory() -> int:
+    """Bytes; as many as anybody has where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 62
+
+
 def _size(path: Path) -> tuple[int, int]:
     """(width, height)"""
     with _opened(path) as image:
@@ -92,6 +106,12 @@ def _size(path: Path) -> tuple[int, int]:
 
 def _read(files: list[tuple[Path, int]], size: tuple[int, int]) -> Images:
     width, height = size
+    needed, memory = len(files) * 3 * height * width, physical_memory()
+    if needed > memory:  # a few bytes of a packed file can claim a large image
+        raise ConfigurationError(
+            f"{files[0][0].parent.parent}: {len(files):,} images of {width} x {height} pixels take {needed:,} "
+            f"bytes, and this machine has {memory:,}: make them smaller"
+        )
     pixels = np.empty((len(files), 3, height, width), dtype=np.uint8)
     reading = Reading("reading images", len(files))
     for row, (path, _) in enumerate(files):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-PATIENCE = 3.0  # seconds of reading without a word
+PATIENCE = 2.5  # seconds of reading without a word; after 3 the command line says that it is at work
 Report = Callable[[str, int, int], None]  # what is read, how much is done, of how much
 
 _REPORT: ContextVar[Report | None] = ContextVar("report", default=None)
