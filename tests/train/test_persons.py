@@ -12,6 +12,7 @@ from lsg import ConfigurationError
 from lsg.accounting import create_accountant
 from lsg.cli import app
 from lsg.report import find_runs, render
+from lsg.train.choose import choose_settings
 from lsg.train.config import RunConfig
 from lsg.train.listener import Listener, RunStart
 from lsg.train.run import run
@@ -81,6 +82,17 @@ def test_the_privacy_statement_is_about_persons(done: Path, persons: RunConfig) 
 def test_no_name_of_a_person_is_written_anywhere(done: Path) -> None:
     for path in done.rglob("*"):
         assert path.is_dir() or b"secret name" not in path.read_bytes(), path
+
+
+def test_the_recipe_counts_persons(persons: RunConfig) -> None:
+    class Notes(Listener):
+        def note(self, text: str) -> None:
+            heard.append(text)
+
+    heard: list[str] = []
+    given = {"task": "text", "data": persons.data, "model": persons.model, "unit_column": "who", "epsilon": 3.0}
+    choose_settings(given | {"device": "cpu"}, "options", Notes())
+    assert heard[-1].startswith(f"recipe for {PERSONS} persons at ε = 3") and "steps on all persons" in heard[-1]
 
 
 def test_the_report_speaks_of_persons(done: Path) -> None:

@@ -17,7 +17,7 @@ class Recipe:
 
     model: a zoo name where images are trained from scratch; None where the user's model is taken.
     trainable: "head", "bias", "paper" (matrices and the head) or "all". trained: the same in words, where others are
-    needed. pooling: what the head of a text model sees.
+    needed. pooling: what the head of a text model sees. counted: what `records` and `batch_size` count, in words.
     """
 
     records: int
@@ -41,6 +41,7 @@ class Recipe:
     epochs: int
     averaging: float = 0.0
     views: int = 1
+    counted: str = "records"
     why: tuple[str, ...]
 
     def arguments(self) -> dict[str, Any]:
@@ -66,15 +67,15 @@ class Recipe:
         )
         extras = [f"{self.views} views a record"] if self.views > 1 else []
         extras += [f"weights averaged over the last {100 * self.averaging:g} % of steps"] if self.averaging else []
-        batch = "all records" if self.batch_size == self.records else f"about {self.batch_size:,} records"
+        batch = "all" if self.batch_size == self.records else f"about {self.batch_size:,}"
         return "\n".join(
             [
-                f"recipe for {self.records:,} records at ε = {self.epsilon:g}, δ = {self.delta:g}:",
+                f"recipe for {self.records:,} {self.counted} at ε = {self.epsilon:g}, δ = {self.delta:g}:",
                 f"  train {self.trained or _TRAINED[self.trainable]}"
                 + (f" of {self.model}" if self.model else "")
                 + _SEES[self.pooling],
                 f"  {self.method}, {', '.join([clip, *extras])}",
-                f"  {self.epochs} epochs, steps on {batch}; {self._optimizer()}, rate {self.lr:g} "
+                f"  {self.epochs} epochs, steps on {batch} {self.counted}; {self._optimizer()}, rate {self.lr:g} "
                 + (f"({self.lr * self.head_lr:g} for the head), " if self.head_lr != 1 else "")
                 + self.lr_schedule,
                 f"  why: {' '.join(self.why)}",

@@ -45,10 +45,9 @@ def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> R
     if recipe == "paper" or config.method == "non-private":
         return config
     data = prepare_data(config, choose_device(config.device), _Quiet(listener))
-    channels = None if data.shape is None else data.shape.channels
-    chosen = recipe_for(
-        task, data.protected(config).units, config.epsilon, given.get("delta"), channels, config.lora is not None
-    )
+    channels, protected = None if data.shape is None else data.shape.channels, data.protected(config)
+    found = recipe_for(task, protected.units, config.epsilon, given.get("delta"), channels, config.lora is not None)
+    chosen = replace(found, counted=f"{protected.noun}s")
     fields = recipe_fields(chosen)
     if fields["model"] is None:
         del fields["model"]
