@@ -91,7 +91,7 @@ def test_the_recipe_counts_persons(persons: RunConfig) -> None:
 
     heard: list[str] = []
     given = {"task": "text", "data": persons.data, "model": persons.model, "unit_column": "who", "epsilon": 3.0}
-    choose_settings(given | {"device": "cpu"}, "options", Notes())
+    choose_settings(given | {"device": "cpu", "max_length": persons.max_length}, "options", Notes())
     assert heard[-1].startswith(f"recipe for {PERSONS} persons at ε = 3") and "steps on all persons" in heard[-1]
 
 
