@@ -1,8 +1,10 @@
 """What torchrun's processes know of their launcher: who shows things, and whether an earlier start was at work."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,32 @@ def test_a_start_goes_on_where_an_earlier_one_was_at_work_and_nowhere_else(store
     with pytest.raises(ConfigurationError):  # torchrun repeats what was refused, and it stays refused
         launch.goes_on(Group(), "runs/other", refuse)
     assert asked == [False]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_process_that_waits_for_one_that_died_ends_when_it_is_asked_to(there: int, tmp_path: Path) -> None:
+    """Rank 0 died before it was there, or just after, so that its address never comes. torchrun asks by SIGTERM, and
+    waits for half a minute. there: ranks that were, beside this one."""
+    agents = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents.port)}
+    place = dist.PrefixStore("lsg/start/0", agents)
+    place.add("here", there)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lsg", "train", "--task", "digits", "--epsilon", "3", "--output", str(tmp_path / "run")],
+        env=os.environ | launched | {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 100
+        while place.add("here", 0) == there and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "run").exists()
 
 
 def own_script(folder: Path, *words: str) -> tuple[dict[str, Any], list[Any], int]:

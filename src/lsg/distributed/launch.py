@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from lsg.errors import ConfigurationError
+from lsg.files.stop_signals import ending_whatever_is_waited_for
 
 if TYPE_CHECKING:
     from lsg.distributed.group import Group
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 # The longest that ranks wait for one that is alive but busy (a download, say). Of one that died its broken connection
 # tells at once.
 PATIENCE = timedelta(minutes=30)
+
+_LOOK = 0.1  # seconds between two looks whether all are there
 
 _store: Any = None  # that the processes met at, without a prefix
 
@@ -62,11 +66,14 @@ def joined() -> Iterator[Group]:
     global _store
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     backend = _backend()
-    _store = _meeting_point(rank, size)
-    own = dist.PrefixStore(f"lsg/start/{_start()}", _store)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
     try:
-        yield Group.current()
+        with ending_whatever_is_waited_for():  # where another process has died, the launcher asks this one to end
+            _store = _meeting_point(rank, size)
+            own = dist.PrefixStore(f"lsg/start/{_start()}", _store)
+            _wait_for_all(own, size)
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
+            group = Group.current()
+        yield group
     except BaseException as error:
         tell(error)
         raise
@@ -105,6 +112,15 @@ def _meeting_point(rank: int, size: int) -> Any:
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(host, port, size, rank == 0 and not kept, PATIENCE, wait_for_workers=False, multi_tenant=True)
+
+
+def _wait_for_all(store: Any, size: int) -> None:
+    """Until as many processes are there, at most for so long as the group itself would wait: in Python, where Ctrl-C
+    ends it."""
+    store.add("here", 1)
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    while store.add("here", 0) < size and time.monotonic() < deadline:
+        time.sleep(_LOOK)
 
 
 def _backend() -> str:

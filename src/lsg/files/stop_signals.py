@@ -57,6 +57,23 @@ def stopping_by_exception() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+@contextlib.contextmanager
+def ending_whatever_is_waited_for() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP end the process at once, also while a library waits: a handler of Python's runs only
+    when that wait is over. For a time at which nothing is half done. Ignored signals stay so."""
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in _signals() if number is not signal.SIGINT}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def asked_to_stop() -> int:
     """The signal that this process got while a command worked, 0 without one: whatever an exception was made into."""
     return _asked[0]
