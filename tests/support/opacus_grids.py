@@ -1,9 +1,9 @@
 """The layers that Opacus has per-sample gradients for, with the arguments that its tests take: one `Cell` each.
 
-Rebuilt from the ranges that its tests document (opacus/tests/grad_samples of 1.5): every combination of what an argument
-can be; sizes (records, lengths, widths) run through their ranges beside them. `batch_first=False` stands for inputs
-with the batch second, as Opacus takes them; "inside" for the same layer in a model that gets records first, and turns
-them. Opacus itself has 0 to 4 records: here 1 to 4, and one cell with none where it allows that.
+Rebuilt from the ranges that its tests document (opacus/tests/grad_samples of 1.5): every combination of what an
+argument can be; sizes (records, lengths, widths) run through their ranges beside them. `batch_first=False` stands for
+inputs with the batch second, as Opacus takes them; "inside" for the same layer in a model that gets records first, and
+turns them. Opacus itself has 0 to 4 records: here 1 to 4, and one cell with none where it allows that.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -162,9 +162,8 @@ def _embedding_bag() -> Iterator[Cell]:
     for mode, kind in product(("sum", "mean"), ("offsets", "rows")):
         for _ in range(10):
             s = next(sizes)
-            make = lambda s=s, mode=mode, pad=0 if kind == "rows" else None: nn.EmbeddingBag(  # noqa: E731
-                s["V"], s["D"], mode=mode, padding_idx=pad
-            )
+            options = {"mode": mode, "padding_idx": 0 if kind == "rows" else None}
+            make = lambda s=s, options=options: nn.EmbeddingBag(s["V"], s["D"], **options)  # noqa: E731
             model = make if kind == "rows" else lambda make=make: _Bags(make())
             batch = lambda s=s, kind=kind: _bags(s, kind)  # noqa: E731
             yield Cell("EmbeddingBag", {"mode": mode, "bags": kind} | s, model, batch, s["N"])
