@@ -24,9 +24,9 @@ from lsg.integrations.opacus import PrivacyEngine
 PAGE = (Path(__file__).parents[2] / "docs" / "from-opacus.md").read_text()
 # Of its folders examples/ and tutorials/, as of September 2025.
 EXAMPLES = (
-    "mnist.py", "cifar10.py", "imdb.py", "char-lstm-classification.py", "dcgan.py", "mnist_lightning.py",
-    "vision_benchmark.py", "fsdp_example.py", "fsdp_llama3.py", "tensor_parallelism_toy.py",
-    "tensor_parallelism_llama.py", "building_image_classifier", "building_text_classifier",
+    "mnist", "cifar10", "imdb", "char-lstm-classification", "dcgan", "mnist_lightning",
+    "vision_benchmark", "fsdp_example", "fsdp_llama3", "tensor_parallelism_toy",
+    "tensor_parallelism_llama", "building_image_classifier", "building_text_classifier",
     "building_lstm_name_classifier", "ddp_tutorial", "guide_to_grad_sampler", "guide_to_module_validator",
     "intro_to_advanced_features",
 )  # fmt: skip
