@@ -34,7 +34,15 @@ SURROGATES = DOCS.parent / "results" / "tune" / "surrogates-digits.json"
 RECIPES = DOCS.parent / "results" / "recipes" / "sst2.jsonl"
 WHAT_HELPS = DOCS.parent / "results" / "what-helps" / "cells.jsonl"
 ARCHITECTURES = DOCS.parent / "results" / "architectures" / "table.json"
+OPACUS_GRIDS = DOCS.parent / "results" / "opacus" / "grids.json"
 KINDS = ("text", "decoder", "seq2seq", "image", "audio")  # of heads of transformers' families
+# What a refusal says -> in short.
+REASONS = {
+    "batch_first=False": "`batch_first=False`",
+    "a batch without samples": "no records",
+    "packed sequence": "packed sequence",
+    "embedding bag": "`offsets`",
+}
 BENCH = DOCS.parent / "results" / "bench"
 SCALE = DOCS.parent / "results" / "scale"
 SHOWN_GPUS = (8, 64, 512)
@@ -573,6 +581,20 @@ def _shortened(row: dict[str, Any]) -> str:
     return first if len(first) <= 160 else f"{first[:160].rsplit(' ', 1)[0]} ..."
 
 
+def opacus_grids() -> str:
+    """How the layers of Opacus's tests fare: cells, right ones, refused ones and why."""
+    lines = ["| layer | cases | right | refused | why |", "|---|---|---|---|---|"]
+    for layer, found in json.loads(OPACUS_GRIDS.read_text())["layers"].items():
+        counts, whys = found["outcomes"], Counter[str]()
+        for refusal in found["refused"]:
+            reason = next(short for part, short in REASONS.items() if part in refusal["why"])
+            whys[reason] += refusal["count"]
+        why = "; ".join(f"{reason}: {count:,}" for reason, count in whys.items())
+        cases = sum(counts.values())
+        lines.append(f"| `{layer}` | {cases:,} | {counts['right']:,} | {counts.get('refused', 0):,} | {why or '-'} |")
+    return "\n".join(lines)
+
+
 def _demoted(page: str) -> str:
     return re.sub(r"^#", "##", page, flags=re.MULTILINE)
 
@@ -581,6 +603,7 @@ def _demoted(page: str) -> str:
 PARTS = {
     "../README.md": {"measured": front_figure.table},
     "hugging-face.md": {"architectures": architectures},
+    "from-opacus.md": {"grids": opacus_grids},
     "audit.md": {"bar": partial(audited, "bar.json"), "units": partial(audited, "units.json")},
     "performance.md": {
         "gpu": front_figure.all_contenders,

@@ -580,3 +580,23 @@ def test_values_divided_by_the_number_of_samples_are_found_in_any_precision(dtyp
     attach(model, DPSGD())
     with pytest.raises(PrivacyError, match="how many others there are"):
         model(torch.randn(7, 8, dtype=dtype))
+
+
+@pytest.mark.parametrize(("records", "length"), [(2, 3), (4, 3), (3, 4)])
+def test_indices_with_the_batch_second_are_found_where_they_are_as_long_as_the_few_records(
+    records: int, length: int
+) -> None:
+    """Positions that are the same by chance, as indices are, were taken for records that nothing had changed."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.embed(x.T)).transpose(0, 1)
+
+    for seed in range(8):
+        model, generator = Turned(), torch.Generator().manual_seed(seed)
+        attach(model, DPSGD())
+        model(torch.randint(0, 9, (records, length), generator=generator)).sum().backward()

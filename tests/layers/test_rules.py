@@ -1,5 +1,6 @@
 """Every layer rule against a batch of one, in float64: LSG where the weight is a matrix, and DPSGD everywhere."""
 
+import copy
 import math
 import types
 
@@ -302,10 +303,24 @@ def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
         def forward(self, token: Tensor) -> Tensor:
             return self.bag(token.reshape(-1), torch.arange(0, token.numel(), token.shape[1]))
 
-    model = Flat()
-    attach(model, DPSGD())
-    with pytest.raises(PrivacyError, match=r"embedding bag 'bag'.*offsets.*padding_idx"):
-        model(tokens(9, 6, 2))
+    class Bags(nn.Module):
+        """As Opacus's own tests call it: all indices in one row, of which lsg takes each for a record."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(9, 4)
+
+        def forward(self, token: Tensor, offsets: Tensor) -> Tensor:
+            return self.bag(token, offsets=offsets)
+
+    for model, inputs in (
+        (Flat(), (tokens(9, 6, 2),)),
+        (Bags(), (tokens(9, 12), torch.tensor([0, 2, 3, 7, 8]))),
+    ):
+        attach(model, DPSGD())
+        with pytest.raises(PrivacyError, match=r"embedding bag 'bag'.*offsets.*padding_idx"):
+            model(*inputs)
+        copy.deepcopy(model)(*inputs)  # a copy is an ordinary model
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")

@@ -42,6 +42,13 @@ class Looks:
         refuse_kept_apart(self._runs.model, self._modules, kept)
         if escapes.found:
             raise NeedsRule(escapes.found, used_outside(escapes.name()))
+        # Before those with changes, which are compared by where this one is shorter.
+        fewer = few.count - 1 if FEW <= few.count <= FEW + 1 else None
+        if fewer is not None:
+            try:
+                self._runs.record(Recording(base, None), few.batch(count=fewer))
+            except Exception:
+                fewer = None
         for number, changed in enumerate(runs):
             now_kept = self._again(base, few, number, changed)
             refuse_kept(self._runs, kept, now_kept, few)
@@ -55,12 +62,6 @@ class Looks:
             if few.can_break:
                 runs.append({0})
                 self._again(base, few, len(runs) - 1, runs[-1], broken=True)
-        fewer = few.count - 1 if FEW <= few.count <= FEW + 1 else None
-        if fewer is not None:
-            try:
-                self._runs.record(Recording(base, None), few.batch(count=fewer))
-            except Exception:
-                fewer = None
         owners = [sum(1 << number for number, run in enumerate(runs) if i in run) for i in range(few.count)]
         return Look(few, base, owners, fewer)
 

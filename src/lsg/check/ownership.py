@@ -30,6 +30,11 @@ class Trail:
     of_fewer: Tensor | None = None  # the tensor in a batch of fewer records
     reshaped: bool = False  # whether its shape depends on values of the records
 
+    @property
+    def is_turned(self) -> bool:
+        """Whether the first dimension was seen to count something else than samples."""
+        return self.of_fewer is not None and self.of_fewer.shape[:1] == self.value.shape[:1]
+
     def compare(self, other: Tensor, run: int) -> None:
         """Note, entry by entry, what a run changed."""
         differs = different(self.value, other)

@@ -167,6 +167,8 @@ class Recording:
 
         Nearly all tensors have their samples first and are the same where records are. Then no entry is looked at, and
         whole rows count as changed. All such tensors of a kind are compared at once: on a GPU each question costs time.
+        Where the batch of fewer records has shown that the samples are in another dimension, each entry is looked at:
+        rows of positions may be the same by chance, of indices above all.
         """
         found, self._found = self._found, []
         if self._run is None:
@@ -174,7 +176,7 @@ class Recording:
         kept = [i for i in range(self._size) if i not in self._changed]
         groups: dict[Any, list[tuple[Trail, Tensor]]] = {}
         for trail, tensor in found:
-            if tensor.shape[:1] == (self._size,) and self._size:
+            if tensor.shape[:1] == (self._size,) and self._size and not trail.is_turned:
                 groups.setdefault((tensor.dtype, tensor.device), []).append((trail, tensor))
             else:
                 trail.compare(tensor, self._run)

@@ -20,12 +20,7 @@ def embedding_bag_forward(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    if input.dim() != 2 or offsets is not None:
-        raise PrivacyError(
-            f"embedding bag '{patched.name}' got indices of shape {tuple(input.shape)}"
-            f"{'' if offsets is None else ' with offsets'}, in which records are not rows: give it one row of indices "
-            "for each record, filled up with padding_idx"
-        )
+    refuse_offsets(patched.name, input, offsets)
     if per_sample_weights is not None and module.mode != "sum":
         raise PrivacyError(f"embedding bag '{patched.name}' got per_sample_weights, which need mode='sum'")
     rows_BLD = embedding(patched, places.input(), input, module.weight, module.padding_idx)
@@ -49,6 +44,17 @@ def _largest(rows_BLD: Tensor, filler_BL1: Tensor | None) -> Tensor:
         return rows_BLD.max(-2).values
     largest_BD = rows_BLD.masked_fill(filler_BL1, -float("inf")).max(-2).values
     return largest_BD.masked_fill(filler_BL1.all(-2), 0.0)
+
+
+def refuse_offsets(name: str, input: Tensor, offsets: Tensor | None = None, *others: Tensor | None) -> None:
+    """Raise where bags are told apart by offsets. The model asks it before the bag runs without its rule, too: what
+    that makes of them looks like a mixture of records."""
+    if input.dim() != 2 or offsets is not None:
+        raise PrivacyError(
+            f"embedding bag '{name}' got indices of shape {tuple(input.shape)}"
+            f"{'' if offsets is None else ' with offsets'}, in which records are not rows: give it one row of indices "
+            "for each record, filled up with padding_idx"
+        )
 
 
 EMBEDDING_BAG = Rule(embedding_bag_forward, EMBEDDING.layouts)

@@ -16,6 +16,7 @@ from lsg.check.outside_uses import used_outside
 from lsg.distributed.sharded_model import ShardedModel
 from lsg.errors import PrivacyError
 from lsg.files.foreign_text import say
+from lsg.layers.embedding_bag import EMBEDDING_BAG, refuse_offsets
 from lsg.layers.install import patch_of
 from lsg.layers.instance_methods import register_patch, swap_in, swap_out
 from lsg.layers.parameter_treatments import Treatments
@@ -66,6 +67,11 @@ class Attachment:
             *(s.parameter.register_post_accumulate_grad_hook(_refuse_escape(s)) for s in recorder.slots.values()),
             *(p.register_post_accumulate_grad_hook(_refuse_escape(s)) for s, p in self._gathered()),
             *(m.register_forward_pre_hook(_refuse_packed) for m in model.modules() if hasattr(m, "new_to_old")),
+            *(
+                m.register_forward_pre_hook(_refuse_offsets, with_kwargs=True)
+                for m in model.modules()
+                if isinstance(m, nn.EmbeddingBag)
+            ),
         ]
 
     def _gathered(self) -> list[tuple[Slot, nn.Parameter]]:
@@ -177,6 +183,13 @@ def _refuse_escape(slot: Slot) -> Callable[[Tensor], None]:
         raise PrivacyError(used_outside(name))
 
     return hook
+
+
+def _refuse_offsets(bag: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before the check runs the bag without its rule, when it looks like a layer that mixes samples."""
+    patched = patch_of(bag)
+    if patched is not None and patched.rule is EMBEDDING_BAG.forward and torch.is_grad_enabled():
+        refuse_offsets(patched.name, *args, **kwargs)
 
 
 def _refuse_packed(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -16,6 +16,7 @@ from lsg.model.model_losses import ModelLosses
 from lsg.model.outside_losses import LossWatch
 from lsg.model.parameters_in_place import ParametersInPlace
 from lsg.model.several_forwards import SeveralForwards
+from lsg.model.trained_fronts import TrainedFronts
 from lsg.sampling.clock import Clock
 
 
@@ -33,7 +34,7 @@ class Guards:
         model = attachment.model
         self.parameters = ParametersInPlace(model, trained, sharded)
         self._losses = ModelLosses(model, loss_reduction)
-        self._loss_watch, self._forwards = LossWatch(loss_reduction), SeveralForwards()
+        self._loss_watch, self._forwards, self._fronts = LossWatch(loss_reduction), SeveralForwards(), TrainedFronts()
         self._attachment, self._clock = weakref.ref(attachment), weakref.ref(clock)
         self._handles = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
@@ -53,6 +54,7 @@ class Guards:
             self.parameters.check()
             batch = clock.batch_in_flight
             self._forwards.note((args, kwargs), batch, None if batch is None else batch.left)
+            self._fronts.note((args, kwargs), clock.batch)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         attachment = self._attachment()

@@ -1,8 +1,8 @@
 """Several forwards for one batch of the loader: row i of each is taken for record i of the batch.
 
-That is right for several views of the same records, whose gradients are then clipped as one. It is wrong for other
-records: they would be trained on without having been sampled. The two look alike from here, so there is a warning,
-unless the inputs are the very same tensors.
+That is right for several views of the same records, whose gradients are then clipped as one, and for inputs that were
+made without records, as a GAN's. It is wrong for other records: they would be trained on without having been sampled.
+They look alike from here, so there is a warning, unless the inputs are the very same tensors.
 """
 
 import warnings
@@ -34,8 +34,8 @@ class SeveralForwards:
             warnings.warn(
                 "the model had two forwards with different inputs between two batches of the private loader: row i of "
                 "each is taken for the same record, and their gradients are clipped as one. That is right for several "
-                "views of the records of this batch. Other records must come from the loader, or run under "
-                "torch.no_grad()",
+                "views of the records of this batch, and for inputs made without records (a GAN's images). Other "
+                "records must come from the loader, or run under torch.no_grad()",
                 stacklevel=2,
             )
 
