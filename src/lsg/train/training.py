@@ -36,6 +36,7 @@ from lsg.train.provenance import provenance
 from lsg.train.result import RunResult
 from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warnings, weight_warnings
 from lsg.train.shared_folder import SharedFolder
+from lsg.train.stored_form import check_form
 
 
 class Training:
@@ -249,10 +250,13 @@ class Training:
                 f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
                 "another way, and cannot go on with these: begin it again in another folder"
             )
-        start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
+        parts = self.data.evaluation.keys()
+        start, rows = restored_progress(extra, self.config.epochs, parts, self.folder.checkpoint)
         with damage_named(self.folder.checkpoint):
+            check_form(extra["scheduler"], self.scheduler.state_dict(), "its scheduler")
             self.scheduler.load_state_dict(extra["scheduler"])
             if self.average is not None:
+                check_form(extra["average"], self.average.state_dict(), "its average")
                 self.average.load_state_dict(extra["average"])
             start = self._own_share(start, extra.get("shares"))
         self.listener.note(f"going on after epoch {start.epochs}, step {start.steps}")
