@@ -82,11 +82,10 @@ def _check_row(row: dict[str, Any], number: int, parts: Collection[str]) -> None
         raise ValueError(f"{what} is none")
     for key in ("epoch", "steps"):
         check_number(row[key], f"{what}, {key}", whole=True)
-    for key, value in {
-        **row["scores"],
-        **{key: row[key] for key in ("score", "seconds", "samples_per_second")},
-    }.items():
-        check_number(value, f"{what}, {key}")
+    for score in row["scores"].values():
+        check_number(score, f"{what}, a score")
+    for key in ("score", "seconds", "samples_per_second"):
+        check_number(row[key], f"{what}, {key}")
     for key in ("loss", "epsilon"):  # null: not finite
         if row[key] is not None:
             check_number(row[key], f"{what}, {key}")

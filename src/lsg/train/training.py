@@ -253,8 +253,10 @@ class Training:
         parts = self.data.evaluation.keys()
         start, rows = restored_progress(extra, self.config.epochs, parts, self.folder.checkpoint)
         with damage_named(self.folder.checkpoint):
-            check_form(extra["scheduler"], self.scheduler.state_dict(), "its scheduler")
-            self.scheduler.load_state_dict(extra["scheduler"])
+            own = self.scheduler.state_dict()  # PyTorch's versions differ in what stands there
+            stored = {key: value for key, value in extra["scheduler"].items() if key in own}
+            check_form(stored, {key: own[key] for key in stored}, "its scheduler")
+            self.scheduler.load_state_dict(stored)
             if self.average is not None:
                 check_form(extra["average"], self.average.state_dict(), "its average")
                 self.average.load_state_dict(extra["average"])
