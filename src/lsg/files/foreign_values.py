@@ -164,4 +164,6 @@ def _check_brackets(text: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
+    if "integer string conversion" in str(error):  # Python's own words are for programmers
+        return f"a number of more than {DIGITS} digits"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,14 +1,16 @@
 """Decides when a run writes a checkpoint, and checks what one says: the state of the loop in, a file out, and back."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from lsg.checkpoint import damage_named, save_checkpoint
 from lsg.engine import PrivacyEngine
 from lsg.files.atomic import OWNER_ONLY_FOLDER, errors_naming
+from lsg.train.epoch_signals import SignalSums
 from lsg.train.loop import LoopState
+from lsg.train.stored_form import check_form, check_number
 
 # After an epoch a checkpoint is written if this much time has gone by since the last one, and ten times what writing
 # that one took: a run that is killed loses little, and one that is not spends little on it.
@@ -55,22 +57,38 @@ class CheckpointWriter:
         return time.perf_counter() - self._last >= max(SECONDS_BETWEEN, self._cost / SHARE_OF_TIME)
 
 
-def restored_progress(extra: dict[str, Any], epochs: int, path: Path) -> tuple[LoopState, list[dict[str, Any]]]:
-    """Where the loop stands and the rows of metrics so far. A file whose checksum fits may still be somebody's own."""
+def restored_progress(
+    extra: dict[str, Any], epochs: int, parts: Collection[str], path: Path
+) -> tuple[LoopState, list[dict[str, Any]]]:
+    """Where the loop stands and the rows of metrics so far. A file whose checksum fits may still be somebody's own.
+
+    parts: of the evaluation data, which each row has a score of.
+    """
     with damage_named(path):
         start, rows = LoopState(**extra["progress"]), [{**row} for row in extra["rows"]]
-        for value in (start.epochs, start.steps, start.samples):
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{value!r:.80} where a number of epochs, steps or samples stands")
+        check_form({**vars(start), "signals": None}, {**vars(LoopState()), "signals": None}, "its progress")
+        if start.signals:
+            check_form(start.signals, SignalSums().read(), "its progress")
         if not start.epochs == len(rows) < epochs:
             raise ValueError(f"{len(rows)} rows of metrics after {start.epochs} of {epochs} epochs")
         for number, row in enumerate(rows, 1):
-            kinds = {"epoch": int, "steps": int, "score": float, "seconds": float, "samples_per_second": float}
-            if not all(type(row[key]) is kind for key, kind in kinds.items()) or row["epoch"] != number:
-                raise ValueError(f"row {number} of its metrics is none")
-            for key in ("loss", "epsilon", "clip_share", "signal_norm", "noise_norm", "update_norm"):
-                if row.get(key) is not None and not isinstance(row[key], int | float):
-                    raise ValueError(f"row {number} of its metrics has no number as {key}")
-            if not all(isinstance(score, float) for score in row["scores"].values()):
-                raise ValueError(f"row {number} of its metrics has no number as a score")
+            _check_row(row, number, parts)
     return start, rows
+
+
+def _check_row(row: dict[str, Any], number: int, parts: Collection[str]) -> None:
+    what = f"row {number} of its metrics"
+    if row["epoch"] != number or row["scores"].keys() != set(parts):
+        raise ValueError(f"{what} is none")
+    for key in ("epoch", "steps"):
+        check_number(row[key], f"{what}, {key}", whole=True)
+    for score in row["scores"].values():
+        check_number(score, f"{what}, a score")
+    for key in ("score", "seconds", "samples_per_second"):
+        check_number(row[key], f"{what}, {key}")
+    for key in ("loss", "epsilon"):  # null: not finite
+        if row[key] is not None:
+            check_number(row[key], f"{what}, {key}")
+    for key in ("lr", "clip_share", "signal_norm", "noise_norm", "update_norm"):  # rows of older versions lack some
+        if row.get(key) is not None:
+            check_number(row[key], f"{what}, {key}")

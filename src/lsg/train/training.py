@@ -36,6 +36,7 @@ from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warni
 from lsg.train.save_model import save_trained
 from lsg.train.scorers import samples_of, scorer_of
 from lsg.train.shared_folder import SharedFolder
+from lsg.train.stored_form import check_form, check_number
 
 
 class Training:
@@ -269,12 +270,19 @@ class Training:
                 f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
                 "another way, and cannot go on with these: begin it again in another folder"
             )
-        start, rows = restored_progress(extra, self.config.epochs, self.folder.checkpoint)
+        parts = self.data.evaluation.keys()
+        start, rows = restored_progress(extra, self.config.epochs, parts, self.folder.checkpoint)
         with damage_named(self.folder.checkpoint):
             untrained = extra.get("untrained")
-            self.run_facts = replace(self.run_facts, untrained=None if untrained is None else float(untrained))
-            self.scheduler.load_state_dict(extra["scheduler"])
+            if untrained is not None:
+                check_number(untrained, "its score before training")
+                self.run_facts = replace(self.run_facts, untrained=float(untrained))
+            own = self.scheduler.state_dict()  # PyTorch's versions differ in what stands there
+            stored = {key: value for key, value in extra["scheduler"].items() if key in own}
+            check_form(stored, {key: own[key] for key in stored}, "its scheduler")
+            self.scheduler.load_state_dict(stored)
             if self.average is not None:
+                check_form(extra["average"], self.average.state_dict(), "its average")
                 self.average.load_state_dict(extra["average"])
             start = self._own_share(start, extra.get("shares"))
         self.listener.note(f"going on after epoch {start.epochs}, step {start.steps}")
