@@ -85,6 +85,12 @@ def test_a_language_model_takes_its_recipe() -> None:
 
 
 @pytest.mark.usefixtures("only_rdp")
+def test_words_with_tags_take_the_rule_for_texts() -> None:
+    shown = _run("--task", "tokens", "--records", "42000", "--epsilon", "8")
+    assert "RGP(r=16)" in shown and "not measured for tags" in shown
+
+
+@pytest.mark.usefixtures("only_rdp")
 @pytest.mark.parametrize("task", RECORDS)
 def test_every_public_task_has_a_plan(task: str) -> None:
     assert "recipe for" in _run("--task", task, "--epsilon", "3")

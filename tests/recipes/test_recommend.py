@@ -1,5 +1,6 @@
 """`lsg.recommend`: what it chooses, what it says, what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_enough_data_fine_tune_in_low_rank() -> None:
     assert (most.pooling, most.batch_size, most.method) == ("mean", 2600, RGP(rank=16))
 
 
-@pytest.mark.parametrize("task", ["text", "image", "generate"])
+@pytest.mark.parametrize("task", ["text", "tokens", "image", "generate"])
 @pytest.mark.parametrize("records", [2, 10, 1000, 50_000, 10_000_000])
 @pytest.mark.parametrize("epsilon", [0.1, 1, 8.0, 50.0])
 def test_every_recipe_is_a_valid_run(task: str, records: int, epsilon: float) -> None:
@@ -61,6 +62,18 @@ def test_language_models_take_the_published_rule(tmp_path: Path) -> None:
     thin = lsg.recommend(adapted, records=42_000, epsilon=8.0)
     assert thin == lsg.recommend(records=42_000, epsilon=8.0, task="generate", adapters=True)
     assert thin.method == DPSGD() and "train adapters alone (LoRA)" in str(thin)
+
+
+@pytest.mark.parametrize(("records", "trainable"), [(2000, "head"), (10_000, "paper"), (67_349, "paper")])
+def test_words_with_tags_take_the_rule_for_texts_without_its_pooling(records: int, trainable: str) -> None:
+    from transformers import BertConfig, BertForTokenClassification
+
+    recipe = lsg.recommend(records=records, epsilon=3.0, task="tokens")
+    texts = lsg.recommend(records=records, epsilon=3.0, task="text")
+    assert recipe == replace(texts, pooling="model", why=recipe.why) and recipe.trainable == trainable
+    assert "not measured for tags" in str(recipe) and "features are computed once" not in str(recipe)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    assert lsg.recommend(BertForTokenClassification(BertConfig(**sizes)), records=records, epsilon=3.0) == recipe
 
 
 def test_the_arguments_are_those_of_the_engine() -> None:

@@ -141,7 +141,7 @@ def _without_cache(config: RunConfig, folder: Path) -> None:
         ({"max_physical_batch_size": 2}, "max_records_per_unit=2 or less"),
         (
             {"task": "digits", "data": None, "model": "small-cnn"},
-            "--unit-column are for --task text and --task generate alone",
+            "--unit-column are for --task text, tokens and generate alone",
         ),
     ],
 )

@@ -30,10 +30,10 @@ _HELP = {
         "model": f"A hub id, a local folder, or one of {', '.join(ZOO_NAMES)} for images.",
         "recipe": "auto, or paper: where all comes from that you do not set.",
         "method": f"One of {', '.join(METHODS)}.",
-        "text_column": "Of your own texts; guessed without it.",
+        "text_column": "Of your own texts, or lists of words; guessed without it.",
         "pair_column": "Of the second text of a pair.",
         "prompt_column": "Of --task generate: of what stands before a text and is not learnt.",
-        "label_column": "Of the labels.",
+        "label_column": "Of the labels, or lists of tags.",
         "unit_column": "Of the ids of persons: all records of a person are then protected together, and --batch-size, "
         "--epsilon and --delta are about persons.",
         "max_length": "Tokens of a text; the rest is cut off.",

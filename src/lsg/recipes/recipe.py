@@ -98,6 +98,11 @@ def writes_texts(model: nn.Module) -> bool:
     return is_transformer(model) and callable(can_generate) and bool(can_generate())
 
 
+def tags_words(model: nn.Module) -> bool:
+    """Whether it is a model of transformers with an answer for each token."""
+    return is_transformer(model) and any("ForTokenClassification" in kind.__name__ for kind in type(model).__mro__)
+
+
 def has_adapters(model: nn.Module | None) -> bool:
     """Whether PEFT has put adapters into it."""
     return hasattr(model, "peft_config")

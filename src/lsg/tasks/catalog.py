@@ -12,11 +12,12 @@ from lsg.tasks.data import Images, TaskData
 from lsg.tasks.digits import digits
 from lsg.tasks.names import KINDS, Kind, check_task
 from lsg.tasks.readers.cifar import read_cifar10
-from lsg.tasks.readers.columns import NamedColumns, WantedColumns, WantedDocument
+from lsg.tasks.readers.columns import NamedColumns, WantedColumns, WantedDocument, WantedTags
 from lsg.tasks.readers.documents import read_documents
 from lsg.tasks.readers.glue import GLUE, read_glue
 from lsg.tasks.readers.idx import read_fashion_mnist
 from lsg.tasks.readers.image_folder import read_image_folder
+from lsg.tasks.readers.tags import read_tagged
 from lsg.tasks.readers.text import read_text_task
 
 
@@ -43,7 +44,7 @@ def load_task(
     """Read a task's training and evaluation data.
 
     task: a name of TASKS. data: a local path or a hub name; None takes the task's own source. The columns are those of
-    --task text and generate; None is guessed from common names, but for unit_column, that of the ids of persons.
+    --task text, tokens and generate; None is guessed from common names, but for unit_column, of the ids of persons.
     Anything wrong with the data is a `ConfigurationError` of one line that names the file and the line or row.
     """
     check_task(task)
@@ -56,8 +57,8 @@ def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None
     def read_without(data: str | None, named: NamedColumns) -> TaskData:
         if named != NamedColumns():
             raise ConfigurationError(
-                "--text-column, --pair-column, --prompt-column, --label-column and --unit-column are for --task text "
-                "and --task generate alone"
+                "--text-column, --pair-column, --prompt-column, --label-column and --unit-column are for --task text, "
+                "tokens and generate alone"
             )
         return read(data)
 
@@ -67,6 +68,15 @@ def _own_columns(read: Callable[[str | None], TaskData]) -> Callable[[str | None
 def _read_text(data: str | None, named: NamedColumns) -> TaskData:
     named.refuse("text", "prompt")
     return read_text_task(_needed(data, "text"), WantedColumns(named.text, named.pair, named.label, named.unit))
+
+
+def _read_tokens(data: str | None, named: NamedColumns) -> TaskData:
+    named.refuse("tokens", "pair", "prompt")
+    if data is None:
+        raise ConfigurationError(
+            "--task tokens needs --data: a JSONL or Parquet file, a folder of train.* and dev.*, or a hub name"
+        )
+    return read_tagged(data, WantedTags(named.text, named.label, named.unit))
 
 
 def _read_generate(data: str | None, named: NamedColumns) -> TaskData:
@@ -113,6 +123,7 @@ TASKS = _catalog(
     Task("qqp", "text", "QQP: do two questions ask the same?", _own_columns(partial(read_glue, GLUE["qqp"]))),
     Task("mnli", "text", "MNLI: does one sentence entail another?", _own_columns(partial(read_glue, GLUE["mnli"]))),
     Task("text", "text", "Your texts or pairs of texts", _read_text),
+    Task("tokens", "tokens", "Your texts with a tag for each word", _read_tokens),
     Task("generate", "generate", "Your texts, for a language model that writes them", _read_generate),
     Task("cifar10", "image", "CIFAR-10: colour images of ten things", _own_columns(read_cifar10)),
     Task("fashion-mnist", "image", "Fashion-MNIST: grey images of clothes", _own_columns(read_fashion_mnist)),

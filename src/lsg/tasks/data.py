@@ -1,4 +1,5 @@
-"""What every reader of a data set returns: labelled texts or images, or documents, for training and for evaluation."""
+"""What every reader of a data set returns: labelled texts, words or images, or documents, for training
+and for evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lsg.tasks.packed import PackedTexts
+from lsg.tasks.packed_lists import PackedLists
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,23 @@ class Documents:
 
 
 @dataclass(frozen=True)
+class Tagged:
+    """n lists of words, each word with the number of its tag. persons: as in `Texts`."""
+
+    words: PackedLists[str]
+    tags: PackedLists[int]
+    persons: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def take(self, indices: ArrayLike) -> "Tagged":
+        rows = np.asarray(indices, dtype=np.int64)
+        persons = None if self.persons is None else [self.persons[i] for i in rows]
+        return Tagged(self.words.take(rows), self.tags.take(rows), persons)
+
+
+@dataclass(frozen=True)
 class Images:
     """Images (n, channels, height, width) uint8 with labels (n,) int64."""
 
@@ -78,7 +97,7 @@ def _taken(texts: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
     return texts.take(rows) if isinstance(texts, PackedTexts) else [texts[i] for i in rows]
 
 
-Records = Texts | Documents | Images
+Records = Texts | Documents | Tagged | Images
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,7 @@ class TaskData:
     """evaluation: name of a part ("dev", "test", "dev_matched", ...) -> its records; a score is the mean over parts.
     label_names: of classes; none of documents. source: the path or hub name that it was read from.
     used: which part of the source is trained on, in words; "" for all of its training data.
-    columns: of documents, which of them were taken, in words.
+    columns: of documents and of lists of words, which of them were taken, in words.
     """
 
     train: Records

@@ -74,13 +74,15 @@ def load_image_model(name: str, shape: ImageShape) -> nn.Module:
     return ZOO[name](shape)
 
 
-def load_text_model(name: str, label_names: tuple[str, ...]) -> tuple[nn.Module, list[str]]:
-    """A sequence classifier, and the names of its parameters that are new, drawn from torch's global random stream."""
+def load_text_model(name: str, label_names: tuple[str, ...], *, of_words: bool = False) -> tuple[nn.Module, list[str]]:
+    """A classifier of texts, or of each word of them, and the names of its parameters that are new, drawn from torch's
+    global random stream."""
     with doing(f"loading {name}"), quiet_transformers():
-        from transformers import AutoModelForSequenceClassification
+        from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-        config = _labelled_config(name, label_names)
-        model, new = pretrained(AutoModelForSequenceClassification, name, config)
+        config = _labelled_config(name, label_names, of_words=of_words)
+        kind = AutoModelForTokenClassification if of_words else AutoModelForSequenceClassification
+        model, new = pretrained(kind, name, config)
     kept = sum(1 for key in model.base_model.state_dict() if f"{model.base_model_prefix}.{key}" not in new)
     if not kept:
         raise ConfigurationError(f"--model {name}: its weights fit none of a {type(model).__name__}'s encoder")
@@ -101,8 +103,8 @@ def load_pooled_model(name: str, pooling: str, label_names: tuple[str, ...]) -> 
     return PooledClassifier(encoder, pooling, label_names)
 
 
-def _labelled_config(name: str, label_names: tuple[str, ...]) -> Any:
-    config = text_config(name)
+def _labelled_config(name: str, label_names: tuple[str, ...], *, of_words: bool = False) -> Any:
+    config = text_config(name, of_words=of_words)
     config.num_labels = len(label_names)
     config.id2label = dict(enumerate(label_names))
     config.label2id = {label: number for number, label in config.id2label.items()}
@@ -126,14 +128,19 @@ def pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
     return model, {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
 
 
-def text_config(name: str) -> Any:
-    """The model's configuration, refused where the architecture has no sequence classifier."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+def text_config(name: str, *, of_words: bool = False) -> Any:
+    """The model's configuration, refused where the architecture has no classifier of texts, or of words."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    )
 
     config = any_config(name)
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    known = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if of_words else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if type(config) not in known:
+        what, head = ("words", "token") if of_words else ("texts", "sequence")
         raise ConfigurationError(
-            f"--model {name}: a {config.model_type} model cannot classify texts: transformers has no sequence "
+            f"--model {name}: a {config.model_type} model cannot classify {what}: transformers has no {head} "
             "classification head for it"
         )
     return config
@@ -168,18 +175,22 @@ def _check_folder(name: str) -> None:
     raise ConfigurationError(f"--model {name}: this folder has no config.json{hint}")
 
 
-def load_tokenizer(name: str) -> Any:
-    """The model's own tokenizer, always with a token for padding."""
+def load_tokenizer(name: str, *, of_words: bool = False) -> Any:
+    """The model's own tokenizer, always with a token for padding. of_words: texts come as lists of words; a tokenizer
+    of bytes puts a blank before each, as stands there in texts."""
+    settings = {"add_prefix_space": True} if of_words else {}
     with doing(f"loading the tokenizer of {name}"), quiet_transformers():
         from transformers import AutoTokenizer
 
         _check_folder(name)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **settings)
         except Exception as error:  # of transformers, tokenizers or the hub's client
             raise ConfigurationError(
                 f"--model {name}: cannot load its tokenizer ({_hub_or_folder(name)}{first_line(error)})"
             ) from None
+    if of_words:
+        _put_blanks_before_words(tokenizer)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ConfigurationError(f"--model {name}: it has no tokenizer")
     if tokenizer.pad_token is None:
@@ -187,6 +198,15 @@ def load_tokenizer(name: str) -> Any:
     if tokenizer.pad_token is None:
         raise ConfigurationError(f"--model {name}: its tokenizer has neither a padding nor an end token")
     return tokenizer
+
+
+def _put_blanks_before_words(tokenizer: Any) -> None:
+    """Also where the tokenizer's class does not heed add_prefix_space."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and isinstance(backend.pre_tokenizer, ByteLevel):
+        backend.pre_tokenizer.add_prefix_space = True
 
 
 def select_trained(model: nn.Module, trainable: str) -> None:

@@ -8,13 +8,14 @@ from typing import Literal
 
 from lsg.errors import ConfigurationError
 
-Kind = Literal["text", "image", "generate"]
+Kind = Literal["text", "tokens", "image", "generate"]
 KINDS: dict[str, Kind] = {
     "sst2": "text",
     "qnli": "text",
     "qqp": "text",
     "mnli": "text",
     "text": "text",
+    "tokens": "tokens",
     "generate": "generate",
     "cifar10": "image",
     "fashion-mnist": "image",

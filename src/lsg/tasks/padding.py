@@ -1,4 +1,5 @@
-"""Do the other texts of a batch change what a model says of a text? A text classifier in; such a one is refused.
+"""Do the other texts of a batch change what a model says of a text? A classifier of texts, or of
+their words, in; such a one is refused.
 
 Texts of a batch are padded to the longest of them. A model that looks at the padding, or at the other texts themselves,
 would make a record's gradient depend on the other records of its batch, and no clipping of single records would protect
@@ -42,8 +43,8 @@ def check_padding(model: Any, tokenizer: Any, width: int, name: str) -> None:
     model.eval()
     try:
         alone = model(**{key: short[key] for key in padded}).logits[0]
-        beside, among = (
-            model(**{key: torch.cat([value, others[key]]) for key, value in padded.items()}).logits[0]
+        beside, among = (  # where each token has logits, those of the padding do not count
+            model(**{key: torch.cat([value, others[key]]) for key, value in padded.items()}).logits[0][: len(alone)]
             for others in (long, strangers)
         )
     except Exception as error:  # of any model's code

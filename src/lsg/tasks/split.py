@@ -1,7 +1,7 @@
 """Parts of a data set by content: records and a share in, the records that belong to that share out.
 
-Whether a record belongs to a part follows from a hash of that record alone: its text or texts, or its pixels. How many
-other records there are, and in which order, does not matter. So one record more or less moves no other record, and
+Whether a record belongs to a part follows from a hash of that record alone: its text, texts or words, or its pixels.
+How many other records there are, and in which order, does not matter. So one record more or less moves no other, and
 "adding or removing a record" means the same for the user's file as for the part that is trained on. A share of s holds
 about s times the records, not an exact number: an exact one would depend on all of them. Equal records stay together.
 Labels are not hashed: the number of a class depends on which other classes there are. Where records have persons, the
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lsg.errors import ConfigurationError
-from lsg.tasks.data import Images, Records, TaskData, Texts
+from lsg.tasks.data import Images, Records, Tagged, TaskData, Texts
 
 HELD_OUT, HELD_OUT_PART = 0.1, "held-out"  # share of data that come in one part, and its name
 # The key of the hash, for each use of it a version of its own. It is public, and the same for every --seed.
@@ -65,6 +65,10 @@ def _contents(records: Records) -> Iterator[bytes]:
         return
     if isinstance(records, Images):
         yield from (image.numpy().tobytes() for image in records.pixels)
+        return
+    if isinstance(records, Tagged):
+        for words in records.words:  # lengths tell ["ab"] from ["a", "b"]
+            yield b"".join(len(word).to_bytes(8) + word for word in (word.encode() for word in words))
         return
     seconds = records.pairs if isinstance(records, Texts) else records.prompts
     for text, pair in zip(records.texts, seconds or [""] * len(records), strict=True):

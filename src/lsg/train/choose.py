@@ -28,7 +28,7 @@ _SAME = (
     *("lr_schedule", "warmup", "momentum", "weight_decay", "batch_size", "epochs", "averaging", "views"),
 )
 _GREY = ("fashion-mnist", "digits")
-_OWN_DATA = ("text", "generate", "images")  # tasks without a δ that the literature has agreed on
+_OWN_DATA = ("text", "tokens", "generate", "images")  # tasks without a δ that the literature has agreed on
 
 
 def choose_settings(given: dict[str, Any], source: str, listener: Listener) -> RunConfig:
@@ -125,7 +125,7 @@ def _machine(settings: dict[str, Any]) -> dict[str, Any]:
 
     device = choose_device(str(settings.get("device", RunConfig.device))).type
     if KINDS[settings["task"]] != "image":
-        tokens = TOKENS if KINDS[settings["task"]] == "text" else WRITTEN_TOKENS
+        tokens = WRITTEN_TOKENS if KINDS[settings["task"]] == "generate" else TOKENS
         return {"max_physical_tokens": tokens.get(device, 8192)}
     # The rows of a person, or of an image's views, are computed together, however many they are.
     single = settings.get("unit_column") is None and settings.get("views", 1) == 1

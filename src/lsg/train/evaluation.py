@@ -17,7 +17,8 @@ _BATCH, _IMAGES_ON_GPU = 512, 2048  # a GPU waits for the CPU with fewer
 
 
 class Scorer(Protocol):
-    """What trains and scores models of a kind: a classifier here, a language model in `lsg.train.language`."""
+    """What trains and scores models of a kind: a classifier here, of words in `lsg.train.tagging`, a language
+    model in `lsg.train.language`."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
 
@@ -50,7 +51,11 @@ class Classifier:
         own = [self._count_right(model, data) for data in parts.values()]
         shares = self._group.everyones([int(count) for count in own])
         right = [sum(counts) for counts in zip(*shares, strict=True)]
-        return {name: count / len(data) for (name, data), count in zip(parts.items(), right, strict=True)}
+        return {name: count / self.answers(data) for (name, data), count in zip(parts.items(), right, strict=True)}
+
+    def answers(self, data: Encoded) -> int:
+        """How many there are in all records together."""
+        return len(data)
 
     def one_answer(self, parts: dict[str, Encoded]) -> dict[str, OneAnswer]:
         """By part: what a model scores that gives everything the label most frequent there."""
@@ -61,12 +66,12 @@ class Classifier:
         return found
 
     def _count_right(self, model: nn.Module, data: Encoded) -> Tensor:
-        """How many of this process's batches' records are classified right, still on the device."""
+        """How many of the answers to this process's batches are right, still on the device."""
         total = torch.zeros((), dtype=torch.long, device=self._device)
         size = _IMAGES_ON_GPU if total.is_cuda and not isinstance(data, EncodedTexts) else _BATCH
         for batch in islice(batches_in_order(data, size), self._group.rank, None, self._group.size):
             logits, labels = self.logits(model, batch)
-            total += (logits.argmax(dim=1) == labels).sum()
+            total += (logits.argmax(dim=-1) == labels).sum()
         return total
 
 

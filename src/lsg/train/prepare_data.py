@@ -10,8 +10,9 @@ import torch
 from lsg.errors import ConfigurationError
 from lsg.files.foreign_text import is_text, visible
 from lsg.files.sign_of_life import doing
-from lsg.tasks.data import Documents, Images, Records, TaskData, Texts
+from lsg.tasks.data import Documents, Images, Records, Tagged, TaskData, Texts
 from lsg.tasks.encoded import Encoded, EncodedLanguage, encode_images, encode_texts
+from lsg.tasks.encoded_tags import EncodedTags, encode_tags
 from lsg.tasks.models import ImageShape, check_model_kind, load_tokenizer
 from lsg.tasks.readers.files import local_path
 from lsg.tasks.readers.progress import told_to
@@ -21,6 +22,7 @@ from lsg.train.config import RunConfig
 from lsg.train.listener import Listener
 from lsg.train.prepare_documents import encode_language
 from lsg.train.prepare_images import check_views
+from lsg.train.prepare_tags import check_tagging_options, check_words
 from lsg.train.protected import Protected, whom_it_protects
 
 # Mean and deviation of each channel, as published; other images are brought to [-1, 1]. Never computed from the data at
@@ -83,6 +85,7 @@ def prepare_data(
     """
     check_views(config)
     check_language_options(config)
+    check_tagging_options(config)
     columns = (config.text_column, config.pair_column, config.prompt_column, config.label_column, config.unit_column)
     shares = (config.train_limit, config.validation, config.tuning_part, only_tuning_part)
     key = (config.task, config.data, columns, config.model, config.max_length, shares, planted, device)
@@ -105,12 +108,15 @@ def _describe(config: RunConfig, data: PreparedData, listener: Listener) -> None
     labels = ", ".join(visible(name, 80) for name in data.label_names[:_NAMED])
     labels = f"; labels {labels}{', ...' if len(data.label_names) > _NAMED else ''}" if labels else ""
     counted = data.protected(config).counted
-    about = f"; {data.columns}" if data.columns else labels
+    about = f"; {data.columns}" * bool(data.columns) + labels
     cut = "" if data.tokenizer is None else f"; texts are cut at {config.max_length} tokens (--max-length)"
     unlearnt = data.train.unlearnt if isinstance(data.train, EncodedLanguage) else 0
     listener.note(f"{visible(data.source)}: {counted} for training, {sizes}{about}{cut}")
     if unlearnt:
         listener.note(f"{unlearnt:,} prompts leave no room for their texts, and teach nothing (not private)")
+    unseen = data.train.unseen if isinstance(data.train, EncodedTags) else 0
+    if unseen:
+        listener.note(f"{unseen:,} words are cut off or have no token, and teach nothing (not private)")
 
 
 def _read(config: RunConfig, listener: Listener) -> TaskData:
@@ -203,23 +209,28 @@ def _encode_images(config: RunConfig, data: TaskData, device: torch.device, comm
 def _encode_texts(
     config: RunConfig, data: TaskData, device: torch.device, listener: Listener, common: dict[str, Any]
 ) -> PreparedData:
-    tokenizer = load_tokenizer(config.model)
+    train = data.train
+    tokenizer = load_tokenizer(config.model, of_words=isinstance(train, Tagged))
     if config.max_length > tokenizer.model_max_length:
         raise ConfigurationError(
             f"--max-length {config.max_length} is more than the {tokenizer.model_max_length} tokens that --model "
             f"{config.model} can read"
         )
-    train = _texts(data.train)
-    pairs = train.pairs is not None
+    pairs = isinstance(train, Texts) and train.pairs is not None
     least = tokenizer.num_special_tokens_to_add(pair=pairs) + 1
     if config.max_length < least:
         raise ConfigurationError(f"--max-length {config.max_length}: --model {config.model} needs at least {least}")
-    encoded = {}
-    for name, part in {"train": data.train, **data.evaluation}.items():
+    encoded: dict[str, Encoded] = {}
+    for name, part in {"train": train, **data.evaluation}.items():
         report = partial(listener.prepared, f"tokenizing {name}", total=len(part))
-        encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
+        if isinstance(part, Tagged):
+            encoded[name] = encode_tags(part, tokenizer, config.max_length, device, report)
+        else:
+            encoded[name] = encode_texts(_texts(part), tokenizer, config.max_length, device, report)
+    check_words(config, data.source, encoded)
+    assert isinstance(train, Tagged | Texts)
     common |= {"tokenizer": tokenizer, "pairs": pairs, "persons": train.persons}
-    return PreparedData(encoded.pop("train"), {**encoded}, **common)
+    return PreparedData(encoded.pop("train"), encoded, **common)
 
 
 def _images(part: Records) -> Images:

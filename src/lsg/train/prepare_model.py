@@ -70,7 +70,7 @@ def _check_vocabulary(model: Any, config: RunConfig, data: PreparedData) -> None
 def _text_model(config: RunConfig, label_names: tuple[str, ...], listener: Listener) -> nn.Module:
     if config.pooling != "model":
         return load_pooled_model(config.model, config.pooling, label_names)
-    model, new = load_text_model(config.model, label_names)
+    model, new = load_text_model(config.model, label_names, of_words=config.kind == "tokens")
     if new:
         listener.note(f"{config.model}: new, seeded weights for {', '.join(new)}")
     return model

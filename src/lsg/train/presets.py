@@ -66,6 +66,7 @@ _TASKS: dict[str, dict[str, Any]] = {
     "mnli": {**_GLUE, "delta": 1e-6},
     # Your own data are likely fewer: smaller batches, and a delta that is safe up to a million records.
     "text": {**_GLUE, "batch_size": 500, "delta": 1e-6},
+    "tokens": {**_GLUE, "batch_size": 500, "delta": 1e-6},
     # The rate and the limit are those of Li et al. 2022 for GPT-2.
     "generate": {
         **_GLUE,
@@ -87,7 +88,7 @@ _TASKS: dict[str, dict[str, Any]] = {
 # Where a method's settings are its own. The paper's DPSGD and Sparse DPSGD on CIFAR-10 had memory for 350 alone.
 # Non-private gradients are neither clipped nor noised: lower rates suit them (our choice, not the paper's).
 _FULL_RANK_CIFAR10: dict[str, Any] = {"max_grad_norm": 5.0, "batch_size": 350, "epochs": 100}
-_TEXT = ("sst2", "qnli", "qqp", "mnli", "text", "generate")
+_TEXT = ("sst2", "qnli", "qqp", "mnli", "text", "tokens", "generate")
 _METHODS: dict[tuple[str, str], dict[str, Any]] = {
     # A full-rank sample's gradient is as large as the model (where it is held as a matrix: on a CPU).
     **{(task, method): {"max_physical_batch_size": 32} for task in _TEXT for method in ("dpsgd", "sparse-dpsgd")},

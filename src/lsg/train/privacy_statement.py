@@ -132,7 +132,11 @@ def _with_records(whom: Protected) -> str:
 def _meaning(whom: Protected, config: RunConfig) -> str:
     """What is protected, up to "adding or removing it"."""
     if whom.persons is None:
-        what = "one whole text, with its prompt if it has one" if config.kind == "generate" else "one training example"
+        records = {
+            "generate": "one whole text, with its prompt if it has one",
+            "tokens": "one list of words with its tags",
+        }
+        what = records.get(config.kind or "", "one training example")
         return f"One record is {what}, and the guarantee is about adding it to the data or removing it"
     return (
         "One person is all records with one id, and the guarantee is about adding all of them to the data or removing "
@@ -175,9 +179,10 @@ def _public(config: RunConfig, spent: Spent, facts: DataFacts) -> list[str]:
             "Brightness is normalised by constants, not by the data."
         )
         return public
+    form = "a tag for each word" if config.kind == "tokens" else "two texts" if facts.pairs else "one text"
     return [
         *public,
-        f"The form of the records: their columns, and {'two texts' if facts.pairs else 'one text'} in each.",
+        f"The form of the records: their columns, and {form} in each.",
         "The lengths of the texts in tokens: they decide how records are grouped and padded while computing. Neither "
         "changes what is computed. The vocabulary comes with the model, not from the data.",
     ]

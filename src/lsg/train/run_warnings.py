@@ -35,15 +35,20 @@ class RunWarning:
 
 @dataclass(frozen=True)
 class OneAnswer:
-    """What always giving the most frequent answer scores on a part of the evaluation data, of so many records."""
+    """What always giving the most frequent answer scores on a part of the evaluation data, of so many records.
+
+    error: the score's standard error, where a record has more answers than one.
+    """
 
     score: float
     records: int
+    error: float | None = None
 
     @property
     def told_from(self) -> float:
         """A score up to here may be that of one answer, by chance."""
-        return self.score + ERRORS * math.sqrt(self.score * (1 - self.score) / self.records)
+        error = math.sqrt(self.score * (1 - self.score) / self.records) if self.error is None else self.error
+        return self.score + ERRORS * error
 
 
 @dataclass(frozen=True)

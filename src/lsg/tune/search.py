@@ -40,10 +40,11 @@ class Search:
                 "--unit-column: lsg tune counts records, for the noise of its runs and of scores, and would protect "
                 "persons too little. Search on public data without it, and train with it"
             )
-        if self.is_paid and self.base.kind == "generate":
+        several = {"generate": "change a perplexity by any amount", "tokens": "have any number of words"}
+        if self.is_paid and self.base.kind in several:
             raise ConfigurationError(
-                "--task generate: lsg tune pays for a choice by noise on a count of right answers, and one text can "
-                "change a perplexity by any amount. Search with --public-data or --held-out"
+                f"--task {self.base.task}: lsg tune pays for a choice by noise on a count of right answers, one a "
+                f"record, and one text can {several[self.base.kind]}. Search with --public-data or --held-out"
             )
         if self.base.tuning_part:
             raise ConfigurationError("--tuning-part is for lsg train: here it is --held-out")

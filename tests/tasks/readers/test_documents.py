@@ -123,7 +123,7 @@ def test_what_is_wrong_with_the_data_is_one_line(tmp_path: Path, monkeypatch: py
     assert "line 2: longer than 1,000 characters" in refusal(path)
     with pytest.raises(ConfigurationError, match="--prompt-column p: --task text has no such column"):
         load_task("text", str(path), prompt_column="p")
-    with pytest.raises(ConfigurationError, match=r"--prompt-column, .* are for --task text and --task generate alone"):
+    with pytest.raises(ConfigurationError, match=r"--prompt-column, .* are for --task text, tokens and generate alone"):
         load_task("digits", prompt_column="p")
 
 

@@ -105,4 +105,4 @@ def test_columns_that_cannot_be_persons_are_refused(tmp_path: Path) -> None:
     # A column that persons are named by is not guessed for anything else.
     assert "no column looks like a label" in refusal("text", path, unit_column="label")
     for task in ("sst2", "digits", "images", "cifar10"):
-        assert "--unit-column are for --task text and --task generate alone" in refusal(task, None, unit_column="who")
+        assert "--unit-column are for --task text, tokens and generate alone" in refusal(task, None, unit_column="who")

@@ -1,4 +1,5 @@
-"""Which columns of a table are the text, its pair or prompt, the label and the person: as named, or guessed."""
+"""Which columns of a table are the text or words, a pair or prompt, the label or tags, and the person: as named, or
+guessed."""
 
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ PROMPTED = (  # a prompt, and the completion that is to be learnt
     ("dialogue", "summary"),
 )
 COMPLETIONS = tuple(dict.fromkeys(completion for _, completion in PROMPTED))
+WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "label")
 LABELS = ("label", "labels", "gold_label", "is_duplicate", "class", "category", "target", "sentiment")
 
 
@@ -51,6 +53,7 @@ class Columns:
     """The columns of one table. pair: of the second text of a pair; prompt: of what stands before a text.
 
     label: None where records have none. person: of the ids of those whom its rows are of, where the user named one.
+    are_lists: a record has a list of words in `text`, and one of tags in `label`.
     """
 
     text: str
@@ -58,6 +61,7 @@ class Columns:
     prompt: str | None = None
     label: str | None = None
     person: str | None = None
+    are_lists: bool = False
 
     @property
     def texts(self) -> list[str]:
@@ -146,7 +150,31 @@ class WantedDocument:
         return WantedDocument(found.text, found.prompt)
 
 
-Wanted = WantedColumns | WantedDocument
+@dataclass(frozen=True)
+class WantedTags:
+    """Columns of words and their tags to look for, each guessed where it is None."""
+
+    text: str | None = None
+    label: str | None = None
+    person: str | None = None
+
+    def among(self, existing: list[str], source: str) -> Columns:
+        free = _not_named(_given(self.text, self.label, self.person), existing, source, "words, tags and person")
+        text, label = self.text or _first(WORDS, free), self.label or _first(TAGS, free)
+        if text is None or label is None:
+            what, option = ("words", "text") if text is None else ("tags", "label")
+            raise ConfigurationError(
+                f"{source}: no column looks like lists of {what}; name one with --{option}-column; it has "
+                f"{listed(existing)}"
+            )
+        return Columns(text, label=label, person=self.person, are_lists=True)
+
+    def again(self, found: Columns) -> "WantedTags":
+        """As of `WantedColumns`."""
+        return WantedTags(found.text, found.label)
+
+
+Wanted = WantedColumns | WantedDocument | WantedTags
 
 
 def _given(*names: str | None) -> list[str]:

@@ -3,7 +3,7 @@
 Version 4 and later of that library read data files only and run no code of the data set's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from lsg.errors import ConfigurationError, first_line
 from lsg.files.foreign_text import listed
 from lsg.files.sign_of_life import doing
 from lsg.tasks.data import Images
-from lsg.tasks.packed import TextColumn, WordColumn
 from lsg.tasks.readers.columns import Wanted
 from lsg.tasks.readers.pixels import labelled_images
-from lsg.tasks.readers.tables import Table
+from lsg.tasks.readers.tables import Table, store_of
 
 INSTALL = "pip install 'datasets>=4' or 'lsg-dp[transformers]' (--data names local data)"
 Splits = Mapping[str, Any]  # name -> datasets.Dataset
@@ -42,13 +41,20 @@ def hub_table(splits: Splits, split: str, source: str, wanted: Wanted) -> Table:
     columns = wanted.among(list(dataset.column_names), f"{source} {split}")
     values: dict[str, Any] = {name: list(dataset[name]) for name in columns.names}
     label = columns.label
-    names = None if label is None else getattr(dataset.features[label], "names", None)
-    if label is not None and names is not None:  # an unlabelled record has class -1
-        values[label] = [
-            names[number] if number is not None and 0 <= number < len(names) else number for number in values[label]
-        ]
-    values = {name: (TextColumn if name in columns.texts else WordColumn)(found) for name, found in values.items()}
+    if label is not None:
+        feature = dataset.features[label]
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of what a list holds
+        if names is not None:
+            values[label] = [_named(value, names) for value in values[label]]
+    values = {name: store_of(columns, name)(found) for name, found in values.items()}
     return Table(f"{source} {split}", columns, values, range(1, len(dataset) + 1), unit="row")
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """A class's name, or a list of them. An unlabelled record has class -1."""
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return names[value] if value is not None and 0 <= value < len(names) else value
 
 
 def hub_images(splits: Splits, split: str, source: str, image_column: str, classes: int) -> Images:

@@ -16,7 +16,8 @@ from lsg.files.foreign_files import open_regular
 from lsg.files.foreign_text import is_text, listed
 from lsg.files.foreign_values import csv_rows, json_value
 from lsg.tasks.packed import TextColumn, WordColumn
-from lsg.tasks.readers.columns import Columns, Wanted
+from lsg.tasks.packed_lists import ListColumn
+from lsg.tasks.readers.columns import Columns, Wanted, WantedTags
 from lsg.tasks.readers.files import text_lines
 from lsg.tasks.readers.progress import Reading
 
@@ -28,7 +29,7 @@ LEAST_OF_A_TEXT = 4  # bytes that Parquet writes of a text's length alone; its n
 class Table:
     """The chosen columns of one file or hub split, as they stand there.
 
-    values: by column's name, a TextColumn of texts and a WordColumn of labels and ids.
+    values: by column's name, a TextColumn of texts, a WordColumn of labels and ids, a ListColumn of lists.
     numbers: where each row is found, counted in `unit`s from 1.
     """
 
@@ -74,6 +75,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted) -> Table:
     """rows: the line number and the fields of the header, then of each row."""
+    if isinstance(wanted, WantedTags):
+        raise ConfigurationError(f"{path}: its fields hold no lists of words and tags; give JSON Lines or Parquet")
     remaining = iter(rows)
     header = [name.strip() for name in next(remaining)[1]]
     columns = wanted.among(header, str(path))
@@ -96,8 +99,14 @@ def _delimited(path: Path, rows: Iterable[tuple[int, list[str]]], wanted: Wanted
 
 
 def _stores(columns: Columns) -> dict[str, Any]:
-    """Empty columns for texts, and for words."""
-    return {name: TextColumn() if name in columns.texts else WordColumn() for name in columns.names}
+    return {name: store_of(columns, name)() for name in columns.names}
+
+
+def store_of(columns: Columns, name: str) -> type[TextColumn] | type[WordColumn] | type[ListColumn]:
+    """What holds the column of this name."""
+    if columns.are_lists and name in (columns.text, columns.label):
+        return ListColumn
+    return TextColumn if name in columns.texts else WordColumn
 
 
 def read_jsonl(path: Path, wanted: Wanted) -> Table:
