@@ -4,30 +4,26 @@ FSDP2 puts the gathered parameter into a module while the module computes, and t
 at other times. All ranks gather together, so all must run as many forwards and backwards.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lsg.distributed.group import Group
 from lsg.distributed.sharding import is_sharded
 from lsg.errors import ConfigurationError
 
-if dist.is_available():
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import Shard
-    from torch.distributed.utils import _apply_to_tensors
-
 _ONE_WAY = "lsg trains models sharded by fully_shard over one dimension of all processes, in rows (Shard(0))"
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that `fully_shard` was called with."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)] if dist.is_available() else []
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # loaded by whoever has one
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
 def reshard(model: nn.Module) -> None:
@@ -42,13 +38,15 @@ def check_sharding(model: nn.Module, group: Group) -> None:
     modules = sharded_modules(model)
     if not sharded and not modules:
         return
-    if not isinstance(model, FSDPModule):
+    if model not in modules:
         raise ConfigurationError(
             f"'{next(iter(sharded), 'a module')}' is sharded, but the model itself ({type(model).__name__}) was not "
             f"given to fully_shard: call fully_shard(model) after its layers. {_ONE_WAY}"
         )
+    from torch.distributed.tensor import Shard  # takes a second to load, which others need not wait
+
     for name, parameter in sharded.items():
-        mesh, placements = parameter.device_mesh, tuple(parameter.placements)  # type: ignore[attr-defined]
+        mesh, placements = parameter.device_mesh, tuple(parameter.placements)
         if mesh.ndim != 1 or placements != (Shard(0),) or mesh.size() != group.size:
             raise ConfigurationError(
                 f"parameter '{name}' has placements {placements} on a mesh of shape {tuple(mesh.shape)}, of "
@@ -77,9 +75,8 @@ class ShardedModel:
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if is_sharded(parameter):
-                    assert parameter is not None
                     self._places.setdefault(id(parameter), (module._parameters, name))
-                    sharded[id(parameter)] = parameter
+                    sharded[id(parameter)] = cast(nn.Parameter, parameter)
         self._sharded = sharded  # kept, so that no other object can get their ids
         self._gathered: dict[int, nn.Parameter] = {}
         self._first: list[tuple[Any, nn.Parameter]] = []  # a module, and a parameter that it gathers
@@ -194,5 +191,7 @@ def _cast(values: Any, dtype: torch.dtype | None) -> Any:
 
     def one(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    from torch.distributed.utils import _apply_to_tensors
 
     return _apply_to_tensors(one, values)

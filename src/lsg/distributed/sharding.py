@@ -3,30 +3,28 @@
 Every function takes tensors that are not sharded, too: all of such a tensor is this rank's own.
 """
 
-from typing import TypeVar
+import sys
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-if dist.is_available():
+if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-else:  # a build of PyTorch without torch.distributed has no sharded tensors
-
-    class DTensor:  # type: ignore[no-redef]
-        pass
 
 
 _T = TypeVar("_T", bound=Tensor)
 
 
-def is_sharded(tensor: object) -> bool:
-    return isinstance(tensor, DTensor)
+def is_sharded(tensor: object) -> TypeGuard["DTensor"]:
+    """Whoever has such a tensor has loaded its class, which takes a second that others need not wait."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def own(tensor: Tensor) -> Tensor:
     """This rank's rows, cut off from autograd. They are the tensor's own memory, not a copy."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor.detach()
     with torch.no_grad():
         local: Tensor = tensor.to_local()
@@ -35,7 +33,7 @@ def own(tensor: Tensor) -> Tensor:
 
 def own_rows(tensor: Tensor) -> slice:
     """Which rows of the whole tensor, along its first dimension, are this rank's."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return slice(0, tensor.shape[0])
     rows, mesh = tensor.shape[0], tensor.device_mesh
     each = -(-rows // mesh.size())
@@ -45,8 +43,10 @@ def own_rows(tensor: Tensor) -> slice:
 
 def sharded_like(tensor: _T, rows: Tensor) -> Tensor:
     """The tensor of `tensor`'s shape and placements of which `rows` are this rank's own."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return rows
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         rows, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
@@ -63,7 +63,7 @@ def gradient_of(parameter: Tensor, rows: Tensor) -> Tensor:
 
 def compute_device(tensor: Tensor) -> torch.device:
     """Where a parameter is computed with: FSDP2's CPUOffloadPolicy keeps it elsewhere."""
-    if isinstance(tensor, DTensor) and tensor.device_mesh.device_type != tensor.device.type:
+    if is_sharded(tensor) and tensor.device_mesh.device_type != tensor.device.type:
         kind = tensor.device_mesh.device_type
         return torch.device(kind, torch.get_device_module(kind).current_device())
     return tensor.device
@@ -72,4 +72,4 @@ def compute_device(tensor: Tensor) -> torch.device:
 def bytes_each(tensor: Tensor) -> int:
     """The memory of a tensor on a rank, on average: the same number on all ranks."""
     size = tensor.numel() * tensor.element_size()
-    return -(-size // tensor.device_mesh.size()) if isinstance(tensor, DTensor) else size
+    return -(-size // tensor.device_mesh.size()) if is_sharded(tensor) else size
