@@ -4,24 +4,25 @@ import contextlib
 import hashlib
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from lsg.checkpoint import damage_named, load_checkpoint
+from lsg.checkpoint import load_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError
 from lsg.explain import explain
 from lsg.files.sign_of_life import doing
+from lsg.methods import Method
 from lsg.perf import PerfConfig
 from lsg.sampling.random_sources import fresh_generator
 from lsg.step.averaging import WeightAverage
 from lsg.tasks.encoded import as_loader
 from lsg.tasks.measures import measure_of
-from lsg.train.checkpoints import CheckpointWriter, restored_progress
+from lsg.train.checkpoints import CheckpointWriter
 from lsg.train.config import RunConfig
+from lsg.train.continuing import Continuing, Standing
 from lsg.train.evaluation import Evaluation
 from lsg.train.listener import Listener, RunStart
 from lsg.train.loop import Epoch, LoopState, evaluated, train
@@ -36,7 +37,6 @@ from lsg.train.run_warnings import RunFacts, RunWarning, ended_early, find_warni
 from lsg.train.save_model import save_trained
 from lsg.train.scorers import samples_of, scorer_of
 from lsg.train.shared_folder import SharedFolder
-from lsg.train.stored_form import check_form, check_number
 
 
 class Training:
@@ -67,22 +67,7 @@ class Training:
         self.trained_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.keeps_ledger = private and (not self.group.alone or folder.has(folder.ledger))
         self.engine = PrivacyEngine(accountant=config.accountant, ledger=folder.ledger if self.keeps_ledger else None)
-        inputs: dict[str, Any] = {
-            "module": model,
-            "optimizer": make_optimizer(config, whole),
-            "data_loader": as_loader(with_views(data.train, config), config.batch_size),
-            "views": config.views,
-            "max_grad_norm": config.max_grad_norm,
-            "method": method,
-            "max_physical_batch_size": config.max_physical_batch_size,
-            "clipping": config.clipping,
-            "unit_of": self.protected.persons,
-            "max_records_per_unit": self.protected.most,
-            "noise_generator": _noise_generator(config.seed, device),
-            "perf": PerfConfig(
-                compile=config.compile, cuda_graphs=config.cuda_graphs, max_tokens=config.max_physical_tokens
-            ),
-        }
+        inputs = self._inputs(model, method, device)
         if config.epsilon is not None:
             self.model, self.optimizer, self.loader = self.engine.make_private_with_epsilon(
                 **inputs, target_epsilon=config.epsilon, target_delta=config.delta, epochs=config.epochs
@@ -94,6 +79,15 @@ class Training:
         self.steps = self.loader.logical.plan.steps(config.epochs)
         self.scheduler = attach_lr_schedule(self.optimizer, config.lr_schedule, self.steps, config.warmup)
         self.average = WeightAverage(self.optimizer, config.averaging) if config.averaging else None
+        self.continuing = Continuing(
+            folder.checkpoint,
+            self.group,
+            self.scheduler,
+            self.average,
+            used=data.used,
+            epochs=config.epochs,
+            parts=data.evaluation.keys(),
+        )
         if not self.group.first:  # dropout and views of its own; rank 0 has those of a process alone
             torch.manual_seed(_seed_of_rank(config.seed, self.group.rank))
         # Kernels of a GPU may round otherwise the next time: then lost steps cannot be repeated to the bit.
@@ -106,6 +100,26 @@ class Training:
             self.steps, config.epochs, config.max_grad_norm, one_answer, data.scored_apart(config)
         )
 
+    def _inputs(self, model: nn.Module, method: Method, device: torch.device) -> dict[str, Any]:
+        """What `make_private` takes, but for how much noise."""
+        config = self.config
+        return {
+            "module": model,
+            "optimizer": make_optimizer(config, self.whole),
+            "data_loader": as_loader(with_views(self.data.train, config), config.batch_size),
+            "views": config.views,
+            "max_grad_norm": config.max_grad_norm,
+            "method": method,
+            "max_physical_batch_size": config.max_physical_batch_size,
+            "clipping": config.clipping,
+            "unit_of": self.protected.persons,
+            "max_records_per_unit": self.protected.most,
+            "noise_generator": _noise_generator(config.seed, device),
+            "perf": PerfConfig(
+                compile=config.compile, cuda_graphs=config.cuda_graphs, max_tokens=config.max_physical_tokens
+            ),
+        }
+
     def train(self, checkpoint_every: int) -> list[dict[str, Any]]:
         """Train to the end, from the start or from the checkpoint; one row an epoch."""
         start, rows = self._restore()
@@ -114,7 +128,7 @@ class Training:
             self.engine,
             epochs=self.config.epochs,
             every=checkpoint_every,
-            extra=lambda state: self._extra(state, rows),
+            extra=lambda state: self.continuing.stored(Standing(state, rows, self.run_facts.untrained)),
         )
         if self.keeps_ledger:  # nothing could go on from its steps without a checkpoint before the first of them
             checkpoints.write(start)
@@ -247,57 +261,15 @@ class Training:
             pairs=data.pairs,
         )
 
-    def _extra(self, state: LoopState, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a checkpoint holds beside the engine's state; `_restore` reads it."""
-        return {
-            "progress": asdict(state),
-            **({} if self.group.alone else {"shares": self.group.everyones([state.loss, state.samples])}),
-            "rows": rows,
-            "scheduler": self.scheduler.state_dict(),
-            "used": self.data.used,
-            "untrained": self.run_facts.untrained,
-            **({} if self.average is None else {"average": self.average.state_dict()}),
-        }
-
     def _restore(self) -> tuple[LoopState, list[dict[str, Any]]]:
         """Where the checkpoint stands, or the very start without one."""
         if not self.folder.has(self.folder.checkpoint):
             return LoopState(), []
         replay = self.repeats or not self.keeps_ledger
-        extra = load_checkpoint(self.folder.checkpoint, engine=self.engine, replay=replay)
-        if extra.get("used", "") != self.data.used:
-            raise ConfigurationError(
-                f"--resume: the run in {self.folder.path} was begun by an lsg that chose its training records in "
-                "another way, and cannot go on with these: begin it again in another folder"
-            )
-        parts = self.data.evaluation.keys()
-        start, rows = restored_progress(extra, self.config.epochs, parts, self.folder.checkpoint)
-        with damage_named(self.folder.checkpoint):
-            untrained = extra.get("untrained")
-            if untrained is not None:
-                check_number(untrained, "its score before training")
-                self.run_facts = replace(self.run_facts, untrained=float(untrained))
-            own = self.scheduler.state_dict()  # PyTorch's versions differ in what stands there
-            stored = {key: value for key, value in extra["scheduler"].items() if key in own}
-            check_form(stored, {key: own[key] for key in stored}, "its scheduler")
-            self.scheduler.load_state_dict(stored)
-            if self.average is not None:
-                check_form(extra["average"], self.average.state_dict(), "its average")
-                self.average.load_state_dict(extra["average"])
-            start = self._own_share(start, extra.get("shares"))
-        self.listener.note(f"going on after epoch {start.epochs}, step {start.steps}")
-        return start, rows
-
-    def _own_share(self, start: LoopState, shares: list[list[Any]] | None) -> LoopState:
-        """With what this rank has summed up of the epoch in progress; where there were other ranks, rank 0 has all."""
-        found = shares or [[start.loss, start.samples]]
-        if len(found) == self.group.size:
-            loss, samples = found[self.group.rank]
-        elif self.group.first:
-            loss, samples = (sum(values) for values in zip(*found, strict=True))
-        else:
-            loss, samples = 0.0, 0
-        return replace(start, loss=loss, samples=samples)
+        found = self.continuing.restored(load_checkpoint(self.folder.checkpoint, engine=self.engine, replay=replay))
+        self.run_facts = replace(self.run_facts, untrained=found.untrained)
+        self.listener.note(f"going on after epoch {found.start.epochs}, step {found.start.steps}")
+        return found.start, found.rows
 
     def _row(self, epoch: Epoch) -> dict[str, Any]:
         signals = epoch.signals
