@@ -101,7 +101,7 @@ def test_a_model_that_looks_ahead_or_at_others_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_model_whose_positions_are_scaled_with_the_width_of_a_batch_is_refused(tmp_path: Path, kind: str) -> None:
-    """Beyond the width that it was pretrained with: a longer record in the batch would change what it says of others."""
+    """Beyond the width that it was pretrained with a longer record would change what it says of others."""
     pretrained = 96
     positions: dict[str, Any] = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0}
     if kind == "longrope":

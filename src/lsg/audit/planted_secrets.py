@@ -36,8 +36,8 @@ _SURE = 4.0  # standard errors beyond what ε allows, for a violation
 
 @dataclass(frozen=True)
 class Exposed:
-    """What one model exposes. epsilon: what was claimed for it at delta, None where nothing was. perplexity: on held-out
-    data, None before training. bits (secrets): exposure of each secret."""
+    """What one model exposes. epsilon: what was claimed for it at delta, None where nothing was. perplexity: on
+    held-out data, None before training. bits (secrets): exposure of each secret."""
 
     model: str
     epsilon: float | None

@@ -23,7 +23,6 @@ from lsg.tasks.names import ZOO_NAMES
 from lsg.tasks.pooled import PooledClassifier
 from lsg.tasks.quiet_transformers import quiet_transformers
 
-
 _ADAPTERS = "it holds adapters, and not a whole model: merge them into their model (--merge) and train that"
 
 
