@@ -24,6 +24,12 @@ def test_a_model_that_tells_all_texts_alike_exposes_nothing() -> None:
     assert exposures(torch.zeros(5), torch.zeros(100)).tolist() == pytest.approx([0.0] * 5)
 
 
+def test_a_model_that_says_nothing_finite_exposes_nothing() -> None:
+    nan = math.nan
+    assert exposures(torch.tensor([nan, nan]), torch.tensor([nan] * 100)).tolist() == pytest.approx([0.0] * 2)
+    assert exposures(torch.tensor([nan]), torch.arange(100.0)).tolist() == pytest.approx([0.0])
+
+
 def test_chance_is_what_a_model_without_memory_shows() -> None:
     generator = torch.Generator().manual_seed(0)
     found = exposures(torch.randn(4000, generator=generator), torch.randn(5000, generator=generator))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lsg.audit.exposure import BY_CHANCE, most_allowed
-from lsg.audit.planted_secrets import Exposed, audit_secrets
+from lsg.audit.exposure import BY_CHANCE, exposures, most_allowed
+from lsg.audit.planted_secrets import MOST, REFERENCES, Exposed, audit_secrets
 from lsg.cli import app
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Documents
@@ -49,7 +49,8 @@ def test_a_model_without_privacy_knows_the_secrets_and_a_private_one_does_not(
     assert parts == ["the model as it was", "the private model", "the non-private model"]
     assert bare.mean > 4 > private.mean and abs(private.mean - BY_CHANCE) < 4 * BY_CHANCE / math.sqrt(20)
     assert bare.epsilon is bare.allowed is bare.violation is private.violation is None
-    assert private.epsilon == pytest.approx(1.0, abs=0.05) and private.allowed == most_allowed(private.epsilon)
+    assert private.epsilon == pytest.approx(1.0, abs=0.05)
+    assert private.allowed == most_allowed(private.epsilon, 1e-3, MOST)
     assert list(tmp_path.iterdir()) == []  # neither model is left behind
 
 
@@ -62,12 +63,32 @@ def test_more_than_epsilon_allows_is_a_violation() -> None:
 
 def test_what_epsilon_allows_is_what_it_lets_ranks_be() -> None:
     """The mean of the exposure whose tail is as heavy as ε lets it be, summed up over ranks."""
+    n = 10**6
+    assert most_allowed(100.0, 0.0, 10.0) == 10.0  # there are no more
+    assert most_allowed(1.0, 0.01, 10.0) == pytest.approx(most_allowed(1.0, 0.0, 10.0) + 0.1)
     for epsilon in (0.1, 1.0, 3.0):
-        n = 10**6
         ranks = torch.arange(1, n + 1, dtype=torch.float64)
         at_most = (math.exp(epsilon) * ranks / n).clamp(max=1.0)  # probability of this rank or a better one
         mean = float((at_most.diff(prepend=torch.zeros(1, dtype=torch.float64)) * (math.log2(n) - ranks.log2())).sum())
-        assert mean == pytest.approx(most_allowed(epsilon), rel=1e-4)
+        assert mean == pytest.approx(most_allowed(epsilon, 0.0, math.log2(n)), rel=1e-4)
+
+
+def test_the_error_is_that_of_secrets_and_of_references() -> None:
+    """Many secrets meet the same references: their mean cannot be surer than those are."""
+    generator = torch.Generator().manual_seed(0)
+    found = [
+        Exposed("private", 1e-6, None, exposures(torch.rand(10_000, generator=generator), references))
+        for references in torch.rand(200, REFERENCES, generator=generator)
+    ]
+    spread = torch.tensor([one.mean for one in found]).std().item()
+    assert spread == pytest.approx(found[0].error, rel=0.2)
+    assert not any(one.violation for one in found)
+
+
+def test_a_model_whose_likelihoods_are_not_finite_is_no_violation() -> None:
+    for value in (math.nan, -math.inf, math.inf):
+        bits = exposures(torch.full((50,), value), torch.full((REFERENCES,), value))
+        assert Exposed("private", 0.1, 1e30, bits).violation is None
 
 
 def test_planted_records_are_records_of_their_own() -> None:

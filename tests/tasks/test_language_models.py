@@ -81,10 +81,10 @@ def test_a_model_whose_layers_peft_does_not_know_is_refused(tmp_path: Path, monk
         with_adapters(model, 2)
 
 
-def checked(folder: Path, model: Any) -> None:
+def checked(folder: Path, model: Any, most: int = 24) -> None:
     tokenizer = load_tokenizer(str(tiny_gpt2(folder / "gpt2")))
     data = encode_documents(Documents(["the film was good " * 5], None), tokenizer, 24, CPU)
-    check_language_model(model, data, len(tokenizer), "mine")
+    check_language_model(model, data, most, len(tokenizer), "mine")
 
 
 def test_a_model_that_looks_ahead_or_at_others_is_refused(tmp_path: Path) -> None:
@@ -97,3 +97,43 @@ def test_a_model_that_looks_ahead_or_at_others_is_refused(tmp_path: Path) -> Non
     mixing.model.embed_tokens.register_forward_hook(lambda module, inputs, output: output + output.mean(0))
     with pytest.raises(ConfigurationError, match=r"--model mine: .* changes with the other records in the batch"):
         checked(tmp_path / "mixing", mixing)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_model_whose_positions_are_scaled_with_the_width_of_a_batch_is_refused(tmp_path: Path, kind: str) -> None:
+    """Beyond the width that it was pretrained with a longer record would change what it says of others."""
+    pretrained = 96
+    positions: dict[str, Any] = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0}
+    if kind == "longrope":
+        positions |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+        positions |= {"original_max_position_embeddings": pretrained}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        max_position_embeddings=pretrained if kind == "dynamic" else 4 * pretrained,
+        rope_parameters=positions,
+        initializer_range=0.3,
+        **SIZES,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    checked(tmp_path, model, pretrained)
+    with pytest.raises(ConfigurationError, match=r"mine: .* changes in a batch of 128 tokens, .* a smaller --max-len"):
+        checked(tmp_path / "wide", model, 128)
+
+
+def test_a_folder_of_adapters_is_refused(tmp_path: Path) -> None:
+    """transformers would follow them to the model that they name, and lsg would train and save that one's."""
+    pytest.importorskip("peft")
+    base = tiny_gpt2(tmp_path / "base")
+    adapters = with_adapters(load_language_model(str(base)), 2)
+    adapters.save_pretrained(tmp_path / "adapters")
+    adapters.save_pretrained(tiny_gpt2(tmp_path / "both"))
+    for folder, words in (("adapters", "no config.json: it holds adapters, and not"), ("both", "it holds adapters")):
+        with pytest.raises(ConfigurationError, match=words):
+            load_language_model(str(tmp_path / folder))
+
+
+def test_a_rank_that_no_matrix_has_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(ConfigurationError, match=r"--lora 1000000: no matrix of this model has a rank above"):
+        with_adapters(load_language_model(str(tiny_gpt2(tmp_path))), 10**6)

@@ -290,6 +290,29 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "keys", "value", "message"),
+    [
+        ("llama", "tokenizer.json", ("model", "vocab", "good"), 500, "its last token is number 500, and its model has"),
+        ("t5", "config.json", ("decoder_start_token_id",), 10**6, "its decoder_start_token_id is number 1000000"),
+        ("llama", "tokenizer_config.json", ("model_max_length",), "many", "its tokenizer's model_max_length is no num"),
+    ],
+)
+def test_a_models_files_that_do_not_fit_together_are_refused(
+    name: str, file: str, keys: tuple[str, ...], value: Any, message: str, base: RunConfig, tmp_path: Path
+) -> None:
+    folder = MODELS[name](tmp_path / "model")
+    content = json.loads((folder / file).read_text())
+    part = content
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=message):
+        run(replace(base, model=str(folder)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_encoder_needs_prompts_and_other_tasks_have_none_of_these_options(base: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a t5 model has an encoder, which reads a prompt: name its column"):
         run(of(base, "t5", text_column="completion"), tmp_path / "run")

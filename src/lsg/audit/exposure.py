@@ -25,22 +25,23 @@ def random_secrets(count: int, seed: int) -> list[str]:
 def exposures(inserted: Tensor, references: Tensor) -> Tensor:
     """Bits by which each inserted secret is likelier than one never seen: log2 of the references over its rank.
 
-    Both hold log-likelihoods. A reference that is as likely as a secret ranks before it.
+    Both hold log-likelihoods. A reference that is as likely as a secret ranks before it, and so does each one where a
+    number is not finite: a model that says nothing exposes nothing.
     """
-    ranks = 1 + (references[None, :] >= inserted[:, None]).sum(1)
+    ranks = 1 + (~(references[None, :] < inserted[:, None])).sum(1)
     return math.log2(len(references) + 1) - ranks.double().log2()
 
 
 def standard_error(secrets: int) -> float:
-    """Of the mean exposure, where nothing was memorised."""
+    """Of the mean exposure, where nothing was memorised. It is that of as many references, too, met by many secrets."""
     return BY_CHANCE / math.sqrt(secrets)
 
 
-def most_allowed(epsilon: float) -> float:
-    """The most bits on average that epsilon allows a secret, which stands in one record (or in those of one person).
+def most_allowed(epsilon: float, delta: float, most: float) -> float:
+    """The most bits on average that (ε, δ) allows a secret, which stands in one record (or in those of one person).
 
     Without the record the secret is one of n random ones, at rank k or better with probability k / n. With it, that is
-    at most e^ε k / n (and δ): an exposure of b bits or more has a probability of at most e^ε 2^-b, and of 1. The
-    integral of that over b is (1 + ε) / ln 2.
+    at most e^ε k / n + δ: an exposure of b bits or more has a probability of at most e^ε 2^-b + δ, and of 1. The
+    integral of that over b, up to the `most` bits that there are, is less than (1 + ε) / ln 2 + δ most.
     """
-    return (1 + epsilon) / math.log(2)
+    return min(most, (1 + epsilon) / math.log(2) + delta * most)

@@ -4,6 +4,7 @@ The run is trained twice, with and without privacy, on its own data and the secr
 does to what a model learns by heart; the claimed ε says how much the private one may expose at most.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsg.audit.exposure import exposures, most_allowed, random_secrets
+from lsg.audit.exposure import exposures, most_allowed, random_secrets, standard_error
 from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Documents, TaskData
@@ -27,20 +28,22 @@ from lsg.train.prepare_data import prepare_data
 from lsg.train.prepare_documents import encode_language
 from lsg.train.run import run
 
-REFERENCES = 1023  # secrets that no model sees: 10 bits tell one of them from all others
+REFERENCES = 1023  # secrets that no model sees
+MOST = math.log2(REFERENCES + 1)  # bits of exposure: 10 tell a secret from all of them
 _AT_ONCE = 32  # secrets that a model reads at once
 _SURE = 4.0  # standard errors beyond what ε allows, for a violation
 
 
 @dataclass(frozen=True)
 class Exposed:
-    """What one model exposes. epsilon: what was claimed for it, None where nothing was. perplexity: on held-out data,
-    None before training. bits (secrets): exposure of each secret."""
+    """What one model exposes. epsilon: what was claimed for it at delta, None where nothing was. perplexity: on
+    held-out data, None before training. bits (secrets): exposure of each secret."""
 
     model: str
     epsilon: float | None
     perplexity: float | None
     bits: Tensor
+    delta: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -48,13 +51,13 @@ class Exposed:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean."""
-        return float(self.bits.std() / len(self.bits) ** 0.5)
+        """Standard error of the mean: by which secrets were drawn, and by which references all of them met."""
+        return math.hypot(float(self.bits.std()) / math.sqrt(len(self.bits)), standard_error(REFERENCES))
 
     @property
     def allowed(self) -> float | None:
         """The most bits on average that the claim allows."""
-        return None if self.epsilon is None else most_allowed(self.epsilon)
+        return None if self.epsilon is None else most_allowed(self.epsilon, self.delta, MOST)
 
     @property
     def violation(self) -> str | None:
@@ -101,7 +104,8 @@ def audit_secrets(
         with TemporaryDirectory(dir=folder, prefix="audited-") as place:
             prepare = partial(prepare_data, planted=tuple(every[:planted]))
             result = run(settings, Path(place) / "run", listener=listener, prepare=prepare)
-            found.append(Exposed(name, result.epsilon, result.score, look(str(Path(place) / "run" / "model"))))
+            bits = look(str(Path(place) / "run" / "model"))
+            found.append(Exposed(name, result.epsilon, result.score, bits, config.delta))
     return found
 
 

@@ -15,6 +15,7 @@ from lsg.model.hooks import Hook
 from lsg.model.model_losses import ModelLosses
 from lsg.model.outside_losses import LossWatch
 from lsg.model.parameters_in_place import ParametersInPlace
+from lsg.model.scaled_positions import watch_scaled_positions
 from lsg.model.several_forwards import SeveralForwards
 from lsg.model.trained_fronts import TrainedFronts
 from lsg.sampling.clock import Clock
@@ -40,6 +41,7 @@ class Guards:
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True, prepend=True),
             model.register_forward_hook(Hook(self._after)),
             *watch_batch_norms(model),
+            *watch_scaled_positions(model),
         ]
 
     def remove(self) -> None:

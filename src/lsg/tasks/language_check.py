@@ -1,12 +1,14 @@
 """Does a language model see what it must not? One that looks ahead, at padding or at other texts is refused.
 
 What it says of a record would depend on the other records of its batch, and no clipping of single records would protect
-them; or it would be told the very token that it has to tell.
+them; or it would be told the very token that it has to tell. Some look at the width of a batch alone, and only beyond
+some width: positions that are scaled anew there ("dynamic" and "longrope" ones), attention that becomes sparse.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lsg.errors import ConfigurationError, first_line
@@ -20,17 +22,16 @@ _LONGEST = 64  # of them, in tokens
 
 
 @torch.no_grad()
-def check_language_model(model: Any, data: EncodedLanguage, tokens: int, name: str) -> None:
-    """Compare a text of random tokens alone with the same beside longer ones, and with what follows changed.
+def check_language_model(model: Any, data: EncodedLanguage, most: int, tokens: int, name: str) -> None:
+    """Compare a text of random tokens alone with the same beside longer ones, in the widest batch, and with what
+    follows changed.
 
-    model: on the CPU, where nothing is rounded to less than float32. data: its widths are used, not its records.
-    tokens: how many the tokenizer knows. name: of the model, for the error.
+    model: on the CPU, where nothing is rounded to less than float32. data: what kind of inputs it has; no records are
+    looked at. most: tokens of a record at most, and so of the widest batch that there can be. tokens: how many the
+    tokenizer knows. name: of the model, for the error.
     """
-    if isinstance(data, EncodedPrompted):
-        widths = {"input_ids": data.prompts.ids.shape[1], "decoder_input_ids": data.texts.ids.shape[1]}
-    else:
-        widths = {"input_ids": data.tokens.ids.shape[1]}
-    inputs = [(key, min(width, _LONGEST)) for key, width in widths.items()]
+    keys = ("input_ids", "decoder_input_ids") if isinstance(data, EncodedPrompted) else ("input_ids",)
+    inputs = [(key, min(most, _LONGEST)) for key in keys]
     random = torch.Generator().manual_seed(0)
     batch = {key: torch.randint(tokens, (1 + _STRANGERS, width), generator=random) for key, width in inputs}
     mask = torch.ones_like(batch["input_ids"])
@@ -46,15 +47,24 @@ def check_language_model(model: Any, data: EncodedLanguage, tokens: int, name: s
         alone = _logits(model, short, torch.ones_like(short["input_ids"]))
         beside = _logits(model, batch, mask)[:, : alone.shape[1]]
         ahead = _logits(model, others, torch.ones_like(short["input_ids"]))
+        wide = {key: F.pad(value, (0, most - value.shape[1])) for key, value in short.items()}
+        in_widest = _logits(model, wide, F.pad(mask[:1], (0, most - mask.shape[1])))[:, : alone.shape[1]]
     except Exception as error:  # of any model's code
-        width = max(width for _, width in inputs)
-        raise ConfigurationError(f"--model {name}: fails on texts of {width} tokens ({first_line(error)})") from error
+        raise ConfigurationError(
+            f"--model {name}: fails on texts of {most} tokens, the --max-length ({first_line(error)})"
+        ) from error
     finally:
         model.train(was_training)
     if _differ(alone, beside):
         raise ConfigurationError(
             f"--model {name}: what it says of a text changes with the other records in the batch, or with the padding "
             "behind it, so that no record would be protected. Use another model"
+        )
+    if _differ(alone, in_widest):
+        raise ConfigurationError(
+            f"--model {name}: what it says of a text changes in a batch of {most} tokens, and so with the lengths of "
+            "the other records, so that no record would be protected. Use another model, or a smaller --max-length: "
+            "that which its positions were pretrained with, if they are scaled beyond it"
         )
     if _differ(alone[:, :-1], ahead[:, :-1]):
         raise ConfigurationError(

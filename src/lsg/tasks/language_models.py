@@ -72,6 +72,11 @@ def with_adapters(model: Any, rank: int) -> Any:
     with needs_extra("transformers", "--lora"):
         from peft import LoraConfig, get_peft_model
 
+    highest = max(min(weight.shape) for weight in model.parameters() if weight.ndim > 1)
+    if rank > highest:
+        raise ConfigurationError(
+            f"--lora {rank}: no matrix of this model has a rank above {highest}: give that number or less"
+        )
     kind = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM"
     try:
         with quiet_transformers():

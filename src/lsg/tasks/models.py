@@ -23,6 +23,8 @@ from lsg.tasks.names import ZOO_NAMES
 from lsg.tasks.pooled import PooledClassifier
 from lsg.tasks.quiet_transformers import quiet_transformers
 
+_ADAPTERS = "it holds adapters, and not a whole model: merge them into their model (--merge) and train that"
+
 
 @dataclass(frozen=True)
 class ImageShape:
@@ -125,6 +127,8 @@ def pretrained(kind: Any, name: str, config: Any) -> tuple[Any, set[str]]:
         )
     except Exception as error:  # of transformers, safetensors or the hub's client
         raise ConfigurationError(f"--model {name}: cannot load its weights ({first_line(error)})") from None
+    if hasattr(model, "peft_config"):  # transformers follows them to a model elsewhere
+        raise ConfigurationError(f"--model {name}: {_ADAPTERS}")
     return model, {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
 
 
@@ -172,6 +176,8 @@ def _check_folder(name: str) -> None:
         str(path.parent) for path in folder.glob("**/config.json") if (path.parent / "tokenizer.json").is_file()
     )
     hint = f"; did you mean {inside[0]}?" if inside else ""
+    if (folder / "adapter_config.json").is_file():
+        hint = f": {_ADAPTERS}"
     raise ConfigurationError(f"--model {name}: this folder has no config.json{hint}")
 
 
@@ -193,6 +199,8 @@ def load_tokenizer(name: str, *, of_words: bool = False) -> Any:
         _put_blanks_before_words(tokenizer)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ConfigurationError(f"--model {name}: it has no tokenizer")
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise ConfigurationError(f"--model {name}: its tokenizer's model_max_length is no number")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:

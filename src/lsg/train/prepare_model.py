@@ -7,6 +7,7 @@ from torch import nn
 
 from lsg.errors import ConfigurationError
 from lsg.tasks.encoded import EncodedLanguage, EncodedTexts
+from lsg.tasks.encoded_documents import EncodedPrompted
 from lsg.tasks.language_check import check_language_model
 from lsg.tasks.language_models import load_language_model, select_written, with_adapters
 from lsg.tasks.models import (
@@ -49,7 +50,7 @@ def prepare_model(config: RunConfig, data: PreparedData, device: torch.device, l
 def _language_model(config: RunConfig, data: PreparedData, train: EncodedLanguage) -> nn.Module:
     model = load_language_model(config.model)
     _check_vocabulary(model, config, data)
-    check_language_model(model, train, len(data.tokenizer), config.model)  # type: ignore[arg-type]
+    check_language_model(model, train, config.max_length, len(data.tokenizer), config.model)  # type: ignore[arg-type]
     if config.lora is not None:
         adapted: nn.Module = with_adapters(model, config.lora)
         return adapted
@@ -65,6 +66,10 @@ def _check_vocabulary(model: Any, config: RunConfig, data: PreparedData) -> None
         raise ConfigurationError(
             f"--model {config.model}: its tokenizer knows {len(data.tokenizer)} tokens and its model {rows}"
         )
+    start = data.train.start if isinstance(data.train, EncodedPrompted) else 0
+    for number, what in ((start, "decoder_start_token_id"), (max(data.tokenizer.get_vocab().values()), "last token")):
+        if not 0 <= number < rows:
+            raise ConfigurationError(f"--model {config.model}: its {what} is number {number}, and its model has {rows}")
 
 
 def _text_model(config: RunConfig, label_names: tuple[str, ...], listener: Listener) -> nn.Module:
