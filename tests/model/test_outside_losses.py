@@ -155,3 +155,24 @@ def test_the_other_reduction_is_refused_at_the_second_size(announced: Any) -> No
         train(4, other)
     with pytest.raises(PrivacyError, match=f"is the {other} over the records .* loss_reduction='{announced}'"):
         train(5, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_that_was_divided_again_is_warned_of_once(dtype: torch.dtype) -> None:
+    """As Accelerate's gradient_accumulation_steps divides it."""
+    watch = LossWatch()
+    z = texts(dtype=dtype)[0].detach()[:, 0].requires_grad_()
+    y = torch.tensor([1, 3, 0, 2])
+    for loss in (F.cross_entropy(z.float(), y), F.cross_entropy(z.float(), y) / 4):
+        backward(watch, z, loss)  # once may be chance
+    with pytest.warns(UserWarning, match="divided by 4, as Accelerate's gradient_accumulation_steps=4"):
+        backward(watch, z, F.cross_entropy(z.float(), y) / 4)
+    backward(watch, z, F.cross_entropy(z.float(), y) / 4)  # and no more: warnings are errors here
+    texts_of_any_length = LossWatch()
+    for _ in range(3):
+        z, y = texts(dtype=dtype)
+        backward(texts_of_any_length, z, per_sequence(z, y))
+        backward(texts_of_any_length, z, per_token(z, y, length=6))
+    summed = LossWatch("sum")
+    for _ in range(2):
+        backward(summed, z, per_sequence(z, y, reduction="sum") / 8)

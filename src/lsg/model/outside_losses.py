@@ -8,6 +8,7 @@ Weights that add up to 1 over the batch, though they are not 1/B each, were divi
 Shapes: B = records, T = tokens, V = vocabulary or classes.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class LossWatch:
         self._forwards = 0
         self._other_reduction: set[int] = set()  # sizes of batches whose loss looked like one of the other reduction
         self._suspicions: set[float] = set()  # divisors of batches that looked wrong, which may have been chance
+        self._told = False
+        self._parts: list[int] = []  # of batches whose loss looked like the mean divided by a whole number, that number
 
     def watch(self, output: Any, records: int | None) -> None:
         """Call it after a forward of so many records: looks at what a backward pass brings to its outputs."""
@@ -53,6 +56,7 @@ class LossWatch:
         if weights is None:
             return
         self._compare_reduction(weights.reduction(), records)
+        self._warn_of_division(weights.part_of_mean())
         found = weights.divided_by_batch()
         if found is None:
             return
@@ -73,6 +77,22 @@ class LossWatch:
                 f"the loss is the {seen} over the records of a batch, and make_private was told "
                 f"loss_reduction='{self._loss_reduction}', so that a record's gradient depends on others' number: "
                 f"say loss_reduction='{seen}', or use a loss that is the {self._loss_reduction}"
+            )
+
+
+    def _warn_of_division(self, part: int | None) -> None:
+        """Once, where it was seen twice: no guarantee depends on it, but what the clip and the noise weigh."""
+        if self._loss_reduction != "mean" or part is None or self._told:
+            return
+        self._parts.append(part)
+        if self._parts.count(part) > 1:
+            self._told = True
+            warnings.warn(
+                f"the loss is the mean over the records divided by {part}, as Accelerate's gradient_accumulation_steps="
+                f"{part} divides it (accelerator.backward), so that gradients are {part} times too small for "
+                "max_grad_norm and noise weighs more: leave gradient_accumulation_steps at 1, and divide by no number "
+                "of micro-batches. lsg puts logical batches together by itself",
+                stacklevel=2,
             )
 
 
@@ -132,6 +152,15 @@ class _Weights(NamedTuple):
         if abs(most * records - 1) <= 2 * self.tolerance:
             return "mean"
         return "sum" if abs(most - 1) <= 2 * self.tolerance else None
+
+
+    def part_of_mean(self) -> int | None:
+        """k where each record weighs 1 / (k B), k = 2, 3, ...; None for anything else."""
+        least, most, records = min(self.totals), max(self.totals), len(self.totals)
+        if self.unread or most - least > 2 * self.tolerance * most:
+            return None
+        part = round(1 / (most * records))
+        return part if part > 1 and abs(most * records * part - 1) <= 2 * self.tolerance else None
 
 
 @torch.no_grad()

@@ -55,8 +55,8 @@ class Continuing:
         """Schedule and averages go on from it, too."""
         if stored.get("used", "") != self.used:
             raise ConfigurationError(
-                f"--resume: the run in {self.checkpoint.parents[1]} was begun by an lsg that chose its training records in "
-                "another way, and cannot go on with these: begin it again in another folder"
+                f"--resume: the run in {self.checkpoint.parents[1]} was begun by an lsg that chose its training "
+                "records in another way, and cannot go on with these: begin it again in another folder"
             )
         start, rows = restored_progress(stored, self.epochs, self.parts, self.checkpoint)
         with damage_named(self.checkpoint):
