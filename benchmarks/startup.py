@@ -94,9 +94,8 @@ def main() -> None:
         told = f", limit {LIMITS[name]} s: {'met' if reached <= LIMITS[name] else 'missed'}" if name in LIMITS else ""
         print(f"{name:36} {row['seconds']:.2f} s, {row['over import torch']:.2f} of import torch{told}")
     for name, times in worked.items():
-        print(
-            f"{name:36} {median(times):.2f} s of a processor, {median(times) - median(worked['import torch']):+.2f} s"
-        )
+        over = median(times) - median(worked["import torch"])
+        print(f"{name:36} {median(times):.2f} s of a processor, {over:+.2f} s over import torch")
     document = {
         "provenance": provenance(),
         "load": os.getloadavg(),

@@ -158,21 +158,25 @@ def test_the_other_reduction_is_refused_at_the_second_size(announced: Any) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mean_that_was_divided_again_is_warned_of_once(dtype: torch.dtype) -> None:
-    """As Accelerate's gradient_accumulation_steps divides it."""
-    watch = LossWatch()
-    z = texts(dtype=dtype)[0].detach()[:, 0].requires_grad_()
-    y = torch.tensor([1, 3, 0, 2])
-    for loss in (F.cross_entropy(z.float(), y), F.cross_entropy(z.float(), y) / 4):
-        backward(watch, z, loss)  # once may be chance
-    with pytest.warns(UserWarning, match="divided by 4, as Accelerate's gradient_accumulation_steps=4"):
-        backward(watch, z, F.cross_entropy(z.float(), y) / 4)
-    backward(watch, z, F.cross_entropy(z.float(), y) / 4)  # and no more: warnings are errors here
-    texts_of_any_length = LossWatch()
-    for _ in range(3):
-        z, y = texts(dtype=dtype)
-        backward(texts_of_any_length, z, per_sequence(z, y))
-        backward(texts_of_any_length, z, per_token(z, y, length=6))
-    summed = LossWatch("sum")
-    for _ in range(2):
-        backward(summed, z, per_sequence(z, y, reduction="sum") / 8)
+def test_a_mean_that_accelerate_divides_again_is_warned_of_once(dtype: torch.dtype) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import GradientState
+
+    z, y = texts(dtype=dtype)[0].detach()[:, 0].requires_grad_(), torch.tensor([1, 3, 0, 2])
+    try:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+        watch = LossWatch()
+
+        def train() -> None:
+            watch.watch(out := z * 1.0, B)
+            accelerator.backward(F.cross_entropy(out.float(), y))
+
+        train()  # once may be chance
+        with pytest.warns(UserWarning, match="gradient_accumulation_steps=4 divides it"):
+            train()
+        train()  # and no more: warnings are errors here
+        other = LossWatch()
+        for _ in range(3):  # of losses that nobody divided
+            backward(other, z, lambda logits: F.cross_entropy(logits.float(), y))
+    finally:
+        GradientState._reset_state()

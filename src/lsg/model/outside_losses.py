@@ -8,6 +8,7 @@ Weights that add up to 1 over the batch, though they are not 1/B each, were divi
 Shapes: B = records, T = tokens, V = vocabulary or classes.
 """
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -33,8 +34,7 @@ class LossWatch:
         self._forwards = 0
         self._other_reduction: set[int] = set()  # sizes of batches whose loss looked like one of the other reduction
         self._suspicions: set[float] = set()  # divisors of batches that looked wrong, which may have been chance
-        self._told = False
-        self._parts: list[int] = []  # of batches whose loss looked like the mean divided by a whole number, that number
+        self._divided = 0  # batches whose loss looked like the mean divided by Accelerate's number of them
 
     def watch(self, output: Any, records: int | None) -> None:
         """Call it after a forward of so many records: looks at what a backward pass brings to its outputs."""
@@ -79,21 +79,24 @@ class LossWatch:
                 f"say loss_reduction='{seen}', or use a loss that is the {self._loss_reduction}"
             )
 
-
     def _warn_of_division(self, part: int | None) -> None:
-        """Once, where it was seen twice: no guarantee depends on it, but what the clip and the noise weigh."""
-        if self._loss_reduction != "mean" or part is None or self._told:
+        """Once, where it was seen twice: no guarantee depends on it, but how much clip and noise weigh."""
+        if self._loss_reduction != "mean" or part is None or part != _accelerates_accumulation():
             return
-        self._parts.append(part)
-        if self._parts.count(part) > 1:
-            self._told = True
+        self._divided += 1
+        if self._divided == 2:
             warnings.warn(
-                f"the loss is the mean over the records divided by {part}, as Accelerate's gradient_accumulation_steps="
-                f"{part} divides it (accelerator.backward), so that gradients are {part} times too small for "
-                "max_grad_norm and noise weighs more: leave gradient_accumulation_steps at 1, and divide by no number "
-                "of micro-batches. lsg puts logical batches together by itself",
+                f"the loss is the mean over the records divided by {part}: Accelerate's gradient_accumulation_steps="
+                f"{part} divides it, so that gradients are {part} times too small for max_grad_norm, and noise weighs "
+                "more. Leave gradient_accumulation_steps at 1: lsg puts logical batches together by itself",
                 stacklevel=2,
             )
+
+
+def _accelerates_accumulation() -> int | None:
+    """By how many micro-batches `accelerator.backward` divides a loss; None without Accelerate."""
+    state = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    return None if state is None else state().num_steps
 
 
 class Division(NamedTuple):
@@ -152,7 +155,6 @@ class _Weights(NamedTuple):
         if abs(most * records - 1) <= 2 * self.tolerance:
             return "mean"
         return "sum" if abs(most - 1) <= 2 * self.tolerance else None
-
 
     def part_of_mean(self) -> int | None:
         """k where each record weighs 1 / (k B), k = 2, 3, ...; None for anything else."""
