@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from lsg.audit.exposure import BY_CHANCE, exposures, most_allowed
-from lsg.audit.planted_secrets import MOST, REFERENCES, Exposed, audit_secrets
+from lsg.audit.planted_secrets import MOST, REFERENCES, Exposed, audit_secrets, limits
 from lsg.cli import app
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Documents
@@ -44,6 +44,7 @@ def test_a_model_without_privacy_knows_the_secrets_and_a_private_one_does_not(
     settings: RunConfig, tmp_path: Path
 ) -> None:
     parts: list[str] = []
+    (tmp_path / "audited-before").mkdir()
     untrained, private, bare = audit_secrets(settings, 20, tmp_path, Listener(), on_part=parts.append)
     assert [one.model for one in (untrained, private, bare)] == ["untrained", "private", "non-private"]
     assert parts == ["the model as it was", "the private model", "the non-private model"]
@@ -51,7 +52,14 @@ def test_a_model_without_privacy_knows_the_secrets_and_a_private_one_does_not(
     assert bare.epsilon is bare.allowed is bare.violation is private.violation is None
     assert private.epsilon == pytest.approx(1.0, abs=0.05)
     assert private.allowed == most_allowed(private.epsilon, 1e-3, MOST)
-    assert list(tmp_path.iterdir()) == []  # neither model is left behind
+    assert list(tmp_path.iterdir()) == []  # neither model is left behind, nor that of an audit that was killed
+    assert limits([untrained, private, bare]) == []
+
+
+def test_what_shows_nothing_is_said() -> None:
+    chance = torch.full((50,), BY_CHANCE)
+    large, nothing = limits([Exposed("private", 8.0, 3.0, chance), Exposed("non-private", None, 3.0, chance)])
+    assert "epsilon = 8 allows 10.0 of 10 bits" in large and "has not learnt the secrets by heart either" in nothing
 
 
 def test_more_than_epsilon_allows_is_a_violation() -> None:
@@ -120,6 +128,8 @@ def test_the_command_with_prompts_persons_and_an_encoder(tmp_path: Path) -> None
     assert [one["model"] for one in document["models"]] == ["untrained", "private", "non-private"]
     assert all(len(one["exposures"]) == 20 for one in document["models"]) and "seed" not in document["settings"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["audit.json", "figure.png"]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o600}
+    assert "has not learnt the secrets by heart either" in ran.output
     ran = CliRunner().invoke(app, ["audit", "--trials", "200", *options])
     assert ran.exit_code == 2 and "--trials attacks the engine" in ran.output
     ran = CliRunner().invoke(app, ["audit", "--canaries", "3", *options])

@@ -5,6 +5,7 @@ does to what a model learns by heart; the claimed ε says how much the private o
 """
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lsg.audit.exposure import exposures, most_allowed, random_secrets, standard_error
+from lsg.audit.exposure import BY_CHANCE, exposures, most_allowed, random_secrets, standard_error
 from lsg.distributed.group import Group
 from lsg.errors import ConfigurationError
 from lsg.tasks.data import Documents, TaskData
@@ -30,6 +31,7 @@ from lsg.train.run import run
 
 REFERENCES = 1023  # secrets that no model sees
 MOST = math.log2(REFERENCES + 1)  # bits of exposure: 10 tell a secret from all of them
+_FOLDER = "audited-"  # what folders of models begin with
 _AT_ONCE = 32  # secrets that a model reads at once
 _SURE = 4.0  # standard errors beyond what ε allows, for a violation
 
@@ -92,6 +94,8 @@ def audit_secrets(
     as they are looked at; they have seen the data, and one of them has no guarantee."""
     if config.kind != "generate" or config.method == "non-private":
         raise ConfigurationError("--config must hold a private run of lsg train --task generate")
+    for left in folder.glob(f"{_FOLDER}*"):  # by an audit that was killed
+        shutil.rmtree(left)
     every = random_secrets(planted + REFERENCES, config.seed)
     look = partial(_bits, config, every[:planted], every[planted:])
     on_part("the model as it was")
@@ -101,12 +105,29 @@ def audit_secrets(
         on_part(f"the {name} model")
         # Adapters are merged: then each folder holds a whole model.
         settings = replace(settings, merge=config.lora is not None, sample_prompt="")
-        with TemporaryDirectory(dir=folder, prefix="audited-") as place:
+        with TemporaryDirectory(dir=folder, prefix=_FOLDER) as place:
             prepare = partial(prepare_data, planted=tuple(every[:planted]))
             result = run(settings, Path(place) / "run", listener=listener, prepare=prepare)
             bits = look(str(Path(place) / "run" / "model"))
             found.append(Exposed(name, result.epsilon, result.score, bits, config.delta))
     return found
+
+
+def limits(found: list[Exposed]) -> list[str]:
+    """Why this audit could not have shown much, if so."""
+    told = [
+        f"epsilon = {one.epsilon:.3g} allows {one.allowed:.1f} of {MOST:.0f} bits, so that no model can contradict it; "
+        "compare with the model without privacy"
+        for one in found
+        if one.allowed is not None and one.allowed >= MOST
+    ]
+    control = found[-1]
+    if control.mean - _SURE * control.error <= BY_CHANCE:
+        told.append(
+            f"the {control.model} model has not learnt the secrets by heart either, so that privacy made no difference "
+            "here: more --epochs or a higher --lr in the settings would show one"
+        )
+    return told
 
 
 def _bits(config: RunConfig, inserted: list[str], references: list[str], model: str) -> Tensor:

@@ -64,4 +64,4 @@ def save_exposure_figure(path: Path, found: list[Exposed], *, title: str) -> Non
     axes.set_title(title, fontsize=10, loc="left", color=INK)
     axes.legend(frameon=False, fontsize=8)
     clean(axes, grid="y")
-    save_figure(figure, path)
+    save_figure(figure, path, secret=True)

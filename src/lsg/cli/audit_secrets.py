@@ -42,7 +42,7 @@ def audit_secrets_command(context: typer.Context, config: Path, canaries: int | 
     check_usage(output, config, False, given)
     console = Terminal()
     make_folder(output)  # before the work: one that cannot be made costs none
-    from lsg.audit.planted_secrets import audit_secrets  # with PyTorch, for which errors of usage need not wait
+    from lsg.audit.planted_secrets import audit_secrets, limits  # with PyTorch, for which errors of usage need not wait
     from lsg.audit.plot import save_exposure_figure
     from lsg.cli.run_settings import run_settings
 
@@ -60,13 +60,15 @@ def audit_secrets_command(context: typer.Context, config: Path, canaries: int | 
         "violations": violations,
         "models": [one.as_json() for one in found],
     }
-    write_atomic(output / "audit.json", to_json(document, indent=1) + "\n")
+    write_atomic(output / "audit.json", to_json(document, indent=1) + "\n", secret=True)
     save_exposure_figure(output / "figure.png", found, title=f"{planted} random secrets in the training data")
     console.print(f"Wrote {output / 'audit.json'} and {output / 'figure.png'} (not private)", soft_wrap=True)
     for message in violations:
         echo(f"VIOLATION: {message}")
     if violations:
         raise typer.Exit(FAILED)
+    for limit in limits(found):
+        echo(f"Note: {limit}")
     echo("consistent: nothing contradicts the claim")
 
 

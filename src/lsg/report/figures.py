@@ -39,11 +39,11 @@ def save_demo_figure(
     save_figure(figure, path)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """As the kind of file that the path's ending names, whole or not at all."""
+def save_figure(figure: Figure, path: Path, *, secret: bool = False) -> None:
+    """As the kind of file that the path's ending names, whole or not at all. secret: only its owner may read it."""
     kind = path.suffix.removeprefix(".")
     # The same figure is the same file: no date, and no random names inside.
-    with atomic_path(path) as partial, rc_context({"svg.hashsalt": "lsg"}):
+    with atomic_path(path, secret=secret) as partial, rc_context({"svg.hashsalt": "lsg"}):
         figure.savefig(partial, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
