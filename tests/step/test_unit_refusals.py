@@ -149,6 +149,11 @@ def test_what_does_not_fit_together_is_refused(options: dict[str, Any], words: s
         private(network(), **{"method": DPSGD()} | options)
 
 
+def test_a_batch_of_more_than_all_units_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="batch_size=6 counts units with unit_of, and there are 4"):
+        assert private(network(), DPSGD(), unit_of=[i % 4 for i in range(len(IDS))])[2].sample_rate == 1.0
+
+
 def test_ids_are_compared_by_value_whatever_holds_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

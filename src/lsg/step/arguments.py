@@ -105,6 +105,13 @@ def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Gro
     )
     if units.named and isinstance(given.method, NonPrivate):
         raise ConfigurationError("unit_of: NonPrivate has no gradients of units: leave unit_of out")
+    count = units.count(sampling.records)
+    if units.named and sampling.batch_size > count:
+        warnings.warn(
+            f"batch_size={sampling.batch_size} counts units with unit_of, and there are {count}: each of them is in "
+            "each step, at a sampling rate of 1, which costs the most epsilon a step. Give a smaller batch_size",
+            stacklevel=3,
+        )
     norm = plain(given.max_grad_norm)
     clipper = Clipper(given.clipping, tuple(norm) if isinstance(norm, list | tuple) else norm)
     if not isinstance(given.method, NonPrivate):
@@ -115,7 +122,7 @@ def _checked(function: str, given: Arguments, opacus: dict[str, Any], group: Gro
         "max_physical_batch_size": plain(given.max_physical_batch_size),
         "wrapper": wrapper,
         "group": group,
-        "sampling": replace(sampling, records=units.count(sampling.records)),
+        "sampling": replace(sampling, records=count),
         "units": units,
         "trained": trained,
         "clipper": clipper,
