@@ -97,20 +97,27 @@ def audit_secrets(
     for left in folder.glob(f"{_FOLDER}*"):  # by an audit that was killed
         shutil.rmtree(left)
     every = random_secrets(planted + REFERENCES, config.seed)
-    look = partial(_bits, config, every[:planted], every[planted:])
+    inserted, references = every[:planted], every[planted:]
     on_part("the model as it was")
-    found = [Exposed("untrained", None, None, look(config.model))]
+    found = [Exposed("untrained", None, None, _bits(config, inserted, references, config.model))]
     bare = replace(config, method="non-private", epsilon=None, noise_multiplier=None)
     for name, settings in (("private", config), ("non-private", bare)):
         on_part(f"the {name} model")
-        # Adapters are merged: then each folder holds a whole model.
-        settings = replace(settings, merge=config.lora is not None, sample_prompt="")
-        with TemporaryDirectory(dir=folder, prefix=_FOLDER) as place:
-            prepare = partial(prepare_data, planted=tuple(every[:planted]))
-            result = run(settings, Path(place) / "run", listener=listener, prepare=prepare)
-            bits = look(str(Path(place) / "run" / "model"))
-            found.append(Exposed(name, result.epsilon, result.score, bits, config.delta))
+        found.append(exposed_by(name, settings, inserted, references, folder, listener))
     return found
+
+
+def exposed_by(
+    name: str, config: RunConfig, inserted: list[str], references: list[str], folder: Path, listener: Listener
+) -> Exposed:
+    """What a model of that name exposes that is trained as the settings say, with these secrets in its data."""
+    # Adapters are merged: then the folder holds a whole model.
+    settings = replace(config, merge=config.lora is not None, sample_prompt="")
+    with TemporaryDirectory(dir=folder, prefix=_FOLDER) as place:
+        prepare = partial(prepare_data, planted=tuple(inserted))
+        result = run(settings, Path(place) / "run", listener=listener, prepare=prepare)
+        bits = _bits(config, inserted, references, str(Path(place) / "run" / "model"))
+    return Exposed(name, result.epsilon, result.score, bits, config.delta)
 
 
 def limits(found: list[Exposed]) -> list[str]:

@@ -1,0 +1,127 @@
+"""Private fine-tuning of a pretrained language model on e-mails, on a leased GPU: perplexity and exposure of secrets.
+
+    python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS [--tune | --seeds 0,1,2] [--tiny]
+
+A cell is a unit (message or sender), a method (LSG, RGP, LoRA by DPSGD, non-private) and ε. Each trains on the e-mails
+and on 50 planted secrets, and adds a line to OUT: held-out perplexity, exposure, settings. --tune: learning rates at
+ε = 3 first, alike for all methods, scored on a tenth that is held out of the training part; the best are taken for the
+cells. Cells that OUT has are not run again, and none is begun that would not end within SECONDS. --tiny: every cell on
+a few e-mails on the CPU, to see that all run.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lsg.audit.exposure import random_secrets
+from lsg.audit.planted_secrets import REFERENCES, exposed_by
+from lsg.train.choose import choose_settings
+from lsg.train.config import RunConfig
+from lsg.train.listener import Listener
+from lsg.train.provenance import provenance
+
+SECRETS = 50
+EPSILONS = (3.0, 1.0, 8.0)  # most wanted first
+RATES = (3e-4, 1e-3, 3e-3)
+COMMON = {"task": "generate", "max_length": 256, "epochs": 5, "sample_prompt": ""}
+METHODS: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg", "rank": 8, "sparsity": 0.5},
+    "rgp": {"method": "rgp", "rank": 8},
+    "lora": {"method": "dpsgd", "lora": 8},
+    "non-private": {"method": "non-private"},
+}
+UNITS = {"message": {}, "sender": {"unit_column": "sender", "max_records_per_unit": 4}}
+TINY = {"device": "cpu", "max_length": 16, "epochs": 1, "batch_size": 8, "max_physical_tokens": 256}
+
+
+def write_emails(source: Path, folder: Path, most: int | None) -> None:
+    """Those with a text, as train.jsonl and dev.jsonl: every tenth sender's are held out, so no sender is in both."""
+    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row["text"].strip()][:most]
+    senders = sorted({row["sender"] for row in rows})
+    held_out = set(senders[::10])
+    for name in ("train", "dev"):
+        chosen = [row for row in rows if (row["sender"] in held_out) == (name == "dev")]
+        lines = [json.dumps({"text": f"{row['subject']}\n{row['text']}", "sender": row["sender"]}) for row in chosen]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def cells(tune: bool, seeds: list[int], best: dict[str, float]) -> list[dict[str, Any]]:
+    """Names and settings of what is run, the most wanted first."""
+    if tune:
+        return [
+            {"unit": "message", "method": method, "epsilon": 3.0, "seed": 0, "lr": lr, "validation": 0.1}
+            for lr in RATES
+            for method in METHODS
+        ]
+    return [
+        {"unit": unit, "method": method, "epsilon": epsilon, "seed": seed, "lr": best[method], "validation": 0.0}
+        for seed in seeds
+        for epsilon in EPSILONS
+        for unit in UNITS
+        for method in METHODS
+        if method != "non-private" or (epsilon, unit) == (EPSILONS[0], "message")
+    ]
+
+
+def settings_of(cell: dict[str, Any], data: Path, model: str, tiny: bool) -> RunConfig:
+    private = {} if cell["method"] == "non-private" else {"epsilon": cell["epsilon"], **UNITS[cell["unit"]]}
+    given = {**COMMON, **METHODS[cell["method"]], **private, "data": str(data), "model": model}
+    given |= {name: cell[name] for name in ("seed", "lr", "validation")} | (TINY if tiny else {})
+    return choose_settings(given, "gpu_emails.py", Listener())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("emails", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    began, longest = time.perf_counter(), 0.0
+    done = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    tuned = [row for row in done if row["cell"]["validation"]]
+    best = {
+        method: min((row for row in tuned if row["cell"]["method"] == method), key=lambda row: row["perplexity"])[
+            "cell"
+        ]["lr"]
+        for method in {row["cell"]["method"] for row in tuned}
+    }
+    if not given.tune and best.keys() != METHODS.keys():
+        raise SystemExit(
+            f"run it with --tune first: {given.out} has rates for {', '.join(sorted(best)) or 'no method'}"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_emails(given.emails, folder, 200 if given.tiny else None)
+        for cell in cells(given.tune, [int(seed) for seed in given.seeds.split(",")], best):
+            if cell in [row["cell"] for row in done]:
+                continue
+            start = time.perf_counter()
+            if start - began + 1.2 * longest > given.seconds:
+                print(f"no time left for {cell}", flush=True)
+                break
+            config = settings_of(cell, folder, given.model, given.tiny)
+            every = random_secrets(SECRETS + REFERENCES, 0)
+            found = exposed_by(cell["method"], config, every[:SECRETS], every[SECRETS:], folder, Listener())
+            took = time.perf_counter() - start
+            longest = max(longest, took)
+            row = {"cell": cell, "perplexity": found.perplexity, **found.as_json(), "seconds": round(took, 1)}
+            settings = {key: value for key, value in config.to_dict().items() if key not in ("data", "model")}
+            with given.out.open("a") as out:
+                out.write(json.dumps({**row, "settings": settings, "provenance": provenance()}) + "\n")
+            print(
+                f"[{time.perf_counter() - began:.0f} s] {cell}: perplexity {found.perplexity:.3f}, exposure "
+                f"{found.mean:.2f} ± {found.error:.2f} bits, {took:.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
