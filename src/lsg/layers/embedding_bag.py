@@ -46,9 +46,13 @@ def _largest(rows_BLD: Tensor, filler_BL1: Tensor | None) -> Tensor:
     return largest_BD.masked_fill(filler_BL1.all(-2), 0.0)
 
 
-def refuse_offsets(name: str, input: Tensor, offsets: Tensor | None = None, *others: Tensor | None) -> None:
-    """Raise where bags are told apart by offsets. The model asks it before the bag runs without its rule, too: what
-    that makes of them looks like a mixture of records."""
+def refuse_offsets(
+    name: str, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+) -> None:
+    """A bag's arguments in: raises where records are told apart by offsets.
+
+    The model asks it before the bag runs without its rule, too: what that makes of them looks like mixed records.
+    """
     if input.dim() != 2 or offsets is not None:
         raise PrivacyError(
             f"embedding bag '{name}' got indices of shape {tuple(input.shape)}"
