@@ -15,7 +15,7 @@ import transformers as t
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lsg import DPSGD, ConfigurationError, PrivacyEngine, PrivacyError
+from lsg import DPSGD, ConfigurationError, LsgError, PrivacyEngine, PrivacyError
 from lsg.integrations.transformers import PrivacyArguments, PrivateSeq2SeqTrainer, PrivateTrainer, refusals
 from lsg.integrations.transformers.first_step import FirstStep
 from lsg.integrations.transformers.losses import PerSequenceSmoother
@@ -126,6 +126,22 @@ def test_another_plan_is_not_continued(tmp_path: Path) -> None:
     trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4}).train()
     with pytest.raises(ConfigurationError, match="the saved run has noise_multiplier="):
         trainer(tmp_path, args={"num_train_epochs": 3}).train(resume_from_checkpoint=True)
+
+
+def test_what_cannot_be_made_private_is_told_by_lsg_itself(tmp_path: Path) -> None:
+    frozen, mixing = runs.classifier(), runs.classifier()
+    frozen.requires_grad_(False)
+    mixing.classifier = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 2))
+    second_order = runs.classifier()
+    lbfgs = torch.optim.LBFGS(second_order.parameters())
+    with pytest.raises(LsgError, match="BatchNorm1d"):
+        trainer(tmp_path, model=mixing).train()
+    with pytest.raises(LsgError, match="requires a gradient"):
+        trainer(tmp_path, model=frozen).train()
+    with pytest.raises(LsgError, match="LBFGS"):
+        trainer(tmp_path, model=second_order, optimizers=(lbfgs, None)).train()
+    with pytest.raises(LsgError, match=r"target_epsilon=0\.001 cannot be reached"):
+        trainer(tmp_path, own={"target_epsilon": 1e-3, "target_delta": 1e-6}).train()
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:

@@ -189,10 +189,11 @@ class PrivateTrainerMixin(_TrainerLike):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer()
         model = self.accelerator.prepare_model(self.model)
-        self._run = PrivateRun(self.privacy, self._units, self.delta, max_steps, self.args, self._plan())
-        self.engine = self._run.engine
-        loader = self._run.attach(model, self.optimizer, train_dataloader)
-        self.optimizer = self._run.optimizer
+        run = PrivateRun(self.privacy, self._units, self.delta, max_steps, self.args, self._plan())
+        self.engine = run.engine
+        loader = run.attach(model, self.optimizer, train_dataloader)
+        self._run = run  # there is one from here on: what attach refuses is told as it is
+        self.optimizer = run.optimizer
         self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = model
         if resume is not None:
