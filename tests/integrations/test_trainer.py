@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers as t
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from lsg import DPSGD, ConfigurationError, LsgError, PrivacyEngine, PrivacyError
 from lsg.integrations.transformers import PrivacyArguments, PrivateSeq2SeqTrainer, PrivateTrainer, refusals
@@ -142,6 +142,58 @@ def test_what_cannot_be_made_private_is_told_by_lsg_itself(tmp_path: Path) -> No
         trainer(tmp_path, model=second_order, optimizers=(lbfgs, None)).train()
     with pytest.raises(LsgError, match=r"target_epsilon=0\.001 cannot be reached"):
         trainer(tmp_path, own={"target_epsilon": 1e-3, "target_delta": 1e-6}).train()
+
+
+def own_loader(tmp_path: Path, loader: DataLoader[Any], **options: Any) -> PrivateTrainer:
+    class Own(PrivateTrainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return loader
+
+    common: dict[str, Any] = {"args": runs.arguments(tmp_path), "privacy": runs.privacy()}
+    torch.manual_seed(0)
+    return Own(**{"model": runs.classifier(), "train_dataset": runs.class_records()} | common | options)
+
+
+def test_a_loader_of_ones_own_counts_as_trainers_own(tmp_path: Path) -> None:
+    """Two records a device, accumulated twice: the same run as Trainer's own loader of such batches gives."""
+    plain = trainer(tmp_path)
+    plain.train()
+    loader = DataLoader(runs.class_records(), batch_size=2, shuffle=True, collate_fn=t.default_data_collator)
+    own = own_loader(tmp_path, loader, args=runs.arguments(tmp_path, per_device_train_batch_size=1))
+    own.train()
+    assert own.state.global_step == plain.state.global_step == 12
+    assert own.engine.accountant.history == plain.engine.accountant.history  # noise, rate, steps
+    assert torch.equal(weights(own.model), weights(plain.model))
+    assert [row["learning_rate"] for row in own.state.log_history if "loss" in row] == [
+        row["learning_rate"] for row in plain.state.log_history if "loss" in row
+    ]
+
+
+def test_the_records_are_those_of_a_loader_of_ones_own(tmp_path: Path) -> None:
+    loader = DataLoader(runs.class_records()[:11], batch_size=2, collate_fn=t.default_data_collator)
+    own = own_loader(tmp_path, loader, train_dataset=None)
+    own.train()
+    own.save_model(str(tmp_path / "model"))
+    said = json.loads((tmp_path / "model" / "privacy.json").read_text())
+    assert (said["records"], said["units"], said["sample_rate"], said["steps"]) == (11, 11, 4 / 11, 6)
+    assert own.get_epsilon() <= 8.0 and len(own.engine.accountant) == 6
+
+
+def test_a_loader_of_ones_own_that_samples_is_refused(tmp_path: Path) -> None:
+    sampler = WeightedRandomSampler([1.0] * runs.N, runs.N)
+    with pytest.raises(ConfigurationError, match="WeightedRandomSampler, which is not Poisson sampling"):
+        own_loader(tmp_path, DataLoader(runs.class_records(), batch_size=2, sampler=sampler)).train()
+
+
+def test_a_delta_that_allows_publishing_a_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"target_delta=0\.1 must be below 1/N = 0\.0435 \(N = 23 training rec"
+    ):
+        trainer(tmp_path, own={"target_delta": 0.1})
+    assert trainer(tmp_path, own={"target_delta": None}).delta == 1e-3
+    loader = DataLoader(runs.class_records(), batch_size=2)
+    with pytest.raises(ConfigurationError, match="must be below 1/N"):
+        own_loader(tmp_path, loader, train_dataset=None, privacy=runs.privacy(target_delta=0.1)).train()
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:

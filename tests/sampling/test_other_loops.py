@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lsg import ConfigurationError, PrivacyEngine
-from lsg.sampling.loader import sampling_plan
+from lsg.sampling.loader import batch_of_a_process, sampling_plan
 
 N, BATCH = 40, 12
 
@@ -160,7 +160,10 @@ def test_loaders_that_accelerate_has_prepared_are_what_they_were() -> None:
             DataLoader(data, batch_size=4, shuffle=True), num_processes=2, process_index=1, split_batches=split
         )
         assert sampling_plan(loader, poisson=True, ranks=2).batch_size == whole
+        assert batch_of_a_process(loader, 2) == whole // 2
         with pytest.raises(ConfigurationError, match="BatchSamplerShard"):
             sampling_plan(loader, poisson=True, ranks=1)
+    assert batch_of_a_process(DataLoader(data, batch_size=4), 2) == 4
+    assert batch_of_a_process(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, 0)), 2) == 4
     seeded = shards.prepare_data_loader(DataLoader(data, batch_size=4, shuffle=True), use_seedable_sampler=True)
     assert sampling_plan(seeded, poisson=True).batch_size == 4
