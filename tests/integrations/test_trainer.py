@@ -126,6 +126,10 @@ def test_another_plan_is_not_continued(tmp_path: Path) -> None:
     trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4}).train()
     with pytest.raises(ConfigurationError, match="the saved run has noise_multiplier="):
         trainer(tmp_path, args={"num_train_epochs": 3}).train(resume_from_checkpoint=True)
+    for args, own in (({"max_steps": 5}, {}), ({"gradient_accumulation_steps": 1}, {}), ({}, {"target_epsilon": 4.0})):
+        with pytest.raises(ConfigurationError, match=r"num_train_epochs or max_steps.*per_device.*target_eps") as told:
+            trainer(tmp_path, args=args, own=own).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert "make_private" not in str(told.value)
 
 
 def test_what_cannot_be_made_private_is_told_by_lsg_itself(tmp_path: Path) -> None:
@@ -370,6 +374,28 @@ def test_units_may_be_a_column(tmp_path: Path) -> None:
     assert (said["units"], said["records"], said["sample_rate"]) == (9, runs.N, 3 / 9)
     with pytest.raises(ConfigurationError, match="no such column"):
         trainer(tmp_path, own={"unit_of": "whom"}, train_dataset=data)
+
+
+def test_a_loss_function_of_ones_own_that_divides_by_tokens_of_others_is_told_so(tmp_path: Path) -> None:
+    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    def mean(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels)
+
+    def broken(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        raise TypeError("of its own")
+
+    with pytest.raises(ConfigurationError, match=r"compute_loss_func.*num_items_in_batch is None.*mean over"):
+        trainer(tmp_path, compute_loss_func=summed).train()
+    with pytest.raises(TypeError, match="of its own"):
+        trainer(tmp_path, compute_loss_func=broken).train()
+    found = []
+    for function in (None, mean):
+        own = trainer(tmp_path, compute_loss_func=function)
+        own.train()
+        found.append(weights(own.model))
+    assert torch.equal(*found)
 
 
 def test_weights_that_do_not_move_are_noticed(tmp_path: Path) -> None:

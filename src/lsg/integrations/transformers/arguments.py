@@ -70,11 +70,12 @@ class PrivacyArguments:
         """The δ of a run on so many units. One of 1/N or more would allow publishing a record outright."""
         if self.target_delta is None:
             return safe_delta(units)
+        noun = "record" if self.unit_of is None else "unit"
         if self.target_delta >= 1 / units:
             raise ConfigurationError(
                 f"PrivacyArguments: target_delta={self.target_delta!r} must be below 1/N = {1 / units:.3g} "
-                f"(N = {units:,} training {'records' if self.unit_of is None else 'units'}): a larger one allows publishing a record "
-                "outright. Left out, it is a tenth of 1/N"
+                f"(N = {units:,} training {noun}s): a larger one allows publishing a {noun} outright. Left out, it is "
+                "a tenth of 1/N"
             )
         return self.target_delta
 

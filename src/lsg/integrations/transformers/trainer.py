@@ -16,12 +16,13 @@ from transformers.utils import is_datasets_available
 from lsg.accounting.rounding import epsilon_text
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, PrivacyError
+from lsg.errors import AnotherRun, ConfigurationError, PrivacyError
 from lsg.integrations.transformers.arguments import PrivacyArguments
 from lsg.integrations.transformers.batches import Batches, count_units, logical_batches
 from lsg.integrations.transformers.checkpoints import RUN_FILE, check_complete, last_complete
 from lsg.integrations.transformers.epochs import EpochLoop
 from lsg.integrations.transformers.losses import (
+    LossOfRecords,
     PerSequenceSmoother,
     averages_over_tokens,
     base_model,
@@ -37,6 +38,11 @@ from lsg.losses import per_sequence
 _NEEDED = ("_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch")
 _NOT_PUBLISHED = ("loss", "train_loss", "grad_norm", "mean_token_accuracy", "entropy")  # of training data, no noise
 
+_MUST_BE_THE_SAME = (
+    "num_train_epochs or max_steps (the noise is calibrated for all steps), per_device_train_batch_size, "
+    "gradient_accumulation_steps, the number of processes, the data, and PrivacyArguments with target_epsilon and "
+    "target_delta"
+)
 
 _TrainerLike: Any = object  # what the mixin is put before: a Trainer, whose attributes it uses
 
@@ -48,6 +54,7 @@ class PrivateTrainerMixin(_TrainerLike):
     """
 
     label_smoother: Any
+    compute_loss_func: Any
     _batches: Batches  # of the run under way, or the last one
     lr_scheduler: Any
     _created_lr_scheduler: bool
@@ -68,6 +75,8 @@ class PrivateTrainerMixin(_TrainerLike):
         self._refuse_own_sampler()
         if self.label_smoother is not None:
             self.label_smoother = PerSequenceSmoother(self.args.label_smoothing_factor)
+        if self.compute_loss_func is not None:
+            self.compute_loss_func = LossOfRecords(self.compute_loss_func)
         self._units = self._unit_ids()
         self.delta = 0.0
         if self.train_dataset is not None:
@@ -251,7 +260,10 @@ class PrivateTrainerMixin(_TrainerLike):
         if checkpoint is None:
             return
         assert self._run is not None
-        extra = load_checkpoint(Path(checkpoint) / RUN_FILE, engine=self._run.engine)
+        try:
+            extra = load_checkpoint(Path(checkpoint) / RUN_FILE, engine=self._run.engine)
+        except AnotherRun as error:
+            raise ConfigurationError(f"{error}: {_MUST_BE_THE_SAME}") from None
         epoch, logical, _ = self._run.optimizer.clock.next_place
         if self._batches.plan.first_step(epoch) + logical != self.state.global_step:
             raise ConfigurationError(
