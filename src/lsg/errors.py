@@ -11,6 +11,10 @@ class ConfigurationError(LsgError, ValueError):
     """An argument, a model or a loader cannot be used as given. Nothing has been trained or spent yet."""
 
 
+class AnotherRun(ConfigurationError):  # noqa: N818  (it is what a saved state is of)
+    """A saved run began with other settings than those that are to continue it."""
+
+
 class PrivacyError(LsgError, RuntimeError):
     """Going on would break the privacy guarantee, or make the reported epsilon wrong."""
 

@@ -34,11 +34,14 @@ def setting(**options: Any) -> tuple[Any, Any, Any, Any]:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(40, 5, generator=generator), torch.randint(0, 2, (40,), generator=generator))
     module, engine = Module(), PrivacyEngine(accountant="rdp")
-    _, optimizer, loader = engine.make_private(
+    planned = options.pop("planned", None)
+    target = {"target_epsilon": 8.0, "target_delta": 1e-3, "epochs": planned}
+    make = engine.make_private_with_epsilon if planned else engine.make_private
+    _, optimizer, loader = make(
+        **(target if planned else {"noise_multiplier": 1.0}),
         module=module.model,
         optimizer=torch.optim.SGD(module.model.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=10),
-        noise_multiplier=1.0,
         max_grad_norm=1.0,
         max_physical_batch_size=4,
         noise_generator=torch.Generator().manual_seed(5),
@@ -84,3 +87,18 @@ def test_another_loader_is_refused() -> None:
     trainer, module, _, loader = setting()
     with pytest.raises(ConfigurationError, match="another loader"):
         trainer.fit(module, DataLoader(loader.dataset, batch_size=10))
+
+
+@pytest.mark.parametrize("epochs", [4, -1])
+def test_more_epochs_than_the_noise_is_for_are_refused_before_the_first(epochs: int) -> None:
+    trainer, module, engine, loader = setting(planned=3, max_epochs=epochs)
+    with pytest.raises(ConfigurationError, match=rf"max_epochs={epochs}\): noise was calibrated for 3.*max_epochs=3"):
+        trainer.fit(module, loader)
+    assert len(engine.accountant) == 0
+    trainer, module, engine, loader = setting(planned=3, max_epochs=3)
+    trainer.fit(module, loader)
+    assert len(engine.accountant) == 12
+    trainer, module, engine, loader = setting(planned=3, max_epochs=4)
+    engine.run.optimizer.noise_multiplier *= 2  # more than was planned lasts longer
+    trainer.fit(module, loader)
+    assert len(engine.accountant) == 16

@@ -13,9 +13,9 @@ import pytest
 import torch
 import transformers as t
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from lsg import DPSGD, ConfigurationError, PrivacyEngine, PrivacyError
+from lsg import DPSGD, ConfigurationError, LsgError, PrivacyEngine, PrivacyError
 from lsg.integrations.transformers import PrivacyArguments, PrivateSeq2SeqTrainer, PrivateTrainer, refusals
 from lsg.integrations.transformers.first_step import FirstStep
 from lsg.integrations.transformers.losses import PerSequenceSmoother
@@ -126,6 +126,78 @@ def test_another_plan_is_not_continued(tmp_path: Path) -> None:
     trainer(tmp_path, args={"save_strategy": "steps", "save_steps": 4}).train()
     with pytest.raises(ConfigurationError, match="the saved run has noise_multiplier="):
         trainer(tmp_path, args={"num_train_epochs": 3}).train(resume_from_checkpoint=True)
+    for args, own in (({"max_steps": 5}, {}), ({"gradient_accumulation_steps": 1}, {}), ({}, {"target_epsilon": 4.0})):
+        with pytest.raises(ConfigurationError, match=r"num_train_epochs or max_steps.*per_device.*target_eps") as told:
+            trainer(tmp_path, args=args, own=own).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert "make_private" not in str(told.value)
+
+
+def test_what_cannot_be_made_private_is_told_by_lsg_itself(tmp_path: Path) -> None:
+    frozen, mixing = runs.classifier(), runs.classifier()
+    frozen.requires_grad_(False)
+    mixing.classifier = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 2))
+    second_order = runs.classifier()
+    lbfgs = torch.optim.LBFGS(second_order.parameters())
+    with pytest.raises(LsgError, match="BatchNorm1d"):
+        trainer(tmp_path, model=mixing).train()
+    with pytest.raises(LsgError, match="requires a gradient"):
+        trainer(tmp_path, model=frozen).train()
+    with pytest.raises(LsgError, match="LBFGS"):
+        trainer(tmp_path, model=second_order, optimizers=(lbfgs, None)).train()
+    with pytest.raises(LsgError, match=r"target_epsilon=0\.001 cannot be reached"):
+        trainer(tmp_path, own={"target_epsilon": 1e-3, "target_delta": 1e-6}).train()
+
+
+def own_loader(tmp_path: Path, loader: DataLoader[Any], **options: Any) -> PrivateTrainer:
+    class Own(PrivateTrainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return loader
+
+    common: dict[str, Any] = {"args": runs.arguments(tmp_path), "privacy": runs.privacy()}
+    torch.manual_seed(0)
+    return Own(**{"model": runs.classifier(), "train_dataset": runs.class_records()} | common | options)
+
+
+def test_a_loader_of_ones_own_counts_as_trainers_own(tmp_path: Path) -> None:
+    """Two records a device, accumulated twice: the same run as Trainer's own loader of such batches gives."""
+    plain = trainer(tmp_path)
+    plain.train()
+    loader = DataLoader(runs.class_records(), batch_size=2, shuffle=True, collate_fn=t.default_data_collator)
+    own = own_loader(tmp_path, loader, args=runs.arguments(tmp_path, per_device_train_batch_size=1))
+    own.train()
+    assert own.state.global_step == plain.state.global_step == 12
+    assert own.engine.accountant.history == plain.engine.accountant.history  # noise, rate, steps
+    assert torch.equal(weights(own.model), weights(plain.model))
+    assert [row["learning_rate"] for row in own.state.log_history if "loss" in row] == [
+        row["learning_rate"] for row in plain.state.log_history if "loss" in row
+    ]
+
+
+def test_the_records_are_those_of_a_loader_of_ones_own(tmp_path: Path) -> None:
+    loader = DataLoader(runs.class_records()[:11], batch_size=2, collate_fn=t.default_data_collator)
+    own = own_loader(tmp_path, loader, train_dataset=None)
+    own.train()
+    own.save_model(str(tmp_path / "model"))
+    said = json.loads((tmp_path / "model" / "privacy.json").read_text())
+    assert (said["records"], said["units"], said["sample_rate"], said["steps"]) == (11, 11, 4 / 11, 6)
+    assert own.get_epsilon() <= 8.0 and len(own.engine.accountant) == 6
+
+
+def test_a_loader_of_ones_own_that_samples_is_refused(tmp_path: Path) -> None:
+    sampler = WeightedRandomSampler([1.0] * runs.N, runs.N)
+    with pytest.raises(ConfigurationError, match="WeightedRandomSampler, which is not Poisson sampling"):
+        own_loader(tmp_path, DataLoader(runs.class_records(), batch_size=2, sampler=sampler)).train()
+
+
+def test_a_delta_that_allows_publishing_a_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"target_delta=0\.1 must be below 1/N = 0\.0435 \(N = 23 training rec"
+    ):
+        trainer(tmp_path, own={"target_delta": 0.1})
+    assert trainer(tmp_path, own={"target_delta": None}).delta == 1e-3
+    loader = DataLoader(runs.class_records(), batch_size=2)
+    with pytest.raises(ConfigurationError, match="must be below 1/N"):
+        own_loader(tmp_path, loader, train_dataset=None, privacy=runs.privacy(target_delta=0.1)).train()
 
 
 def test_a_trainer_trains_once(tmp_path: Path) -> None:
@@ -302,6 +374,28 @@ def test_units_may_be_a_column(tmp_path: Path) -> None:
     assert (said["units"], said["records"], said["sample_rate"]) == (9, runs.N, 3 / 9)
     with pytest.raises(ConfigurationError, match="no such column"):
         trainer(tmp_path, own={"unit_of": "whom"}, train_dataset=data)
+
+
+def test_a_loss_function_of_ones_own_that_divides_by_tokens_of_others_is_told_so(tmp_path: Path) -> None:
+    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    def mean(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels)
+
+    def broken(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        raise TypeError("of its own")
+
+    with pytest.raises(ConfigurationError, match=r"compute_loss_func.*num_items_in_batch is None.*mean over"):
+        trainer(tmp_path, compute_loss_func=summed).train()
+    with pytest.raises(TypeError, match="of its own"):
+        trainer(tmp_path, compute_loss_func=broken).train()
+    found = []
+    for function in (None, mean):
+        own = trainer(tmp_path, compute_loss_func=function)
+        own.train()
+        found.append(weights(own.model))
+    assert torch.equal(*found)
 
 
 def test_weights_that_do_not_move_are_noticed(tmp_path: Path) -> None:

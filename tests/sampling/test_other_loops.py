@@ -1,16 +1,17 @@
 """The loader and the optimizer in loops that count batches, leave early, pass closures or step schedulers at will."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from lsg import ConfigurationError, PrivacyEngine
-from lsg.sampling.loader import sampling_plan
+from lsg import ConfigurationError, PrivacyEngine, PrivacyError
+from lsg.sampling.loader import batch_of_a_process, sampling_plan
 
 N, BATCH = 40, 12
 
@@ -160,7 +161,21 @@ def test_loaders_that_accelerate_has_prepared_are_what_they_were() -> None:
             DataLoader(data, batch_size=4, shuffle=True), num_processes=2, process_index=1, split_batches=split
         )
         assert sampling_plan(loader, poisson=True, ranks=2).batch_size == whole
+        assert batch_of_a_process(loader, 2) == whole // 2
         with pytest.raises(ConfigurationError, match="BatchSamplerShard"):
             sampling_plan(loader, poisson=True, ranks=1)
+    assert batch_of_a_process(DataLoader(data, batch_size=4), 2) == 4
+    assert batch_of_a_process(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, 2, 0)), 2) == 4
     seeded = shards.prepare_data_loader(DataLoader(data, batch_size=4, shuffle=True), use_seedable_sampler=True)
     assert sampling_plan(seeded, poisson=True).batch_size == 4
+
+
+def test_accelerate_after_make_private_gets_the_advice_of_the_docs() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    prepared = accelerate.Accelerator(cpu=True).prepare(*private())
+    page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
+    assert "prepare everything first, then call `make_private` with what came out of it" in page
+    with pytest.raises(PrivacyError) as told:
+        next(iter(prepared[2]))
+    assert "prepare everything first, then call make_private with what came out of it" in str(told.value)
+    assert "BatchMemoryManager" not in str(told.value)

@@ -45,9 +45,9 @@ class Target:
 
     def __init__(self, accountant: Accountant, *, epsilon: float, delta: float, planned: Phase) -> None:
         self._accountant, self._epsilon, self._delta = accountant, epsilon, delta
+        self.planned = planned
         # How many steps of the present noise and rate are allowed beside all others.
         self._kind: tuple[Any, ...] = (*planned[:2], Counter())
-        self._planned_rate = planned.sample_rate
         self._allowed, self._ahead = planned.steps, 1
 
     def facts(self) -> tuple[float, float]:
@@ -65,7 +65,7 @@ class Target:
         while not self._fits(Phase(noise_multiplier, sample_rate, self._ahead)):
             if self._ahead == 1:
                 cause = ""
-                if sample_rate > self._planned_rate:
+                if sample_rate > self.planned.sample_rate:
                     cause = (
                         ". The private loader did not hand out its batch, so it counts as one on all records: iterate "
                         "over the loader that make_private returned"

@@ -57,6 +57,7 @@ def _private_training() -> type:
                 raise ConfigurationError(
                     "configure_optimizers must return the one optimizer that make_private returned, and no other"
                 )
+            _refuse_more_epochs_than_planned(trainer, self.engine, self.loader)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
             if self.optimizer.stepped and len(self.engine.accountant) % trainer.log_every_n_steps == 0:
@@ -95,6 +96,21 @@ def _refuse_settings(trainer: Any) -> None:
     if trainer.max_steps not in (-1, None):
         raise ConfigurationError(
             f"Lightning's Trainer(max_steps={trainer.max_steps}) counts micro-batches: use max_epochs"
+        )
+
+
+def _refuse_more_epochs_than_planned(trainer: Any, engine: PrivacyEngine, loader: PrivateDataLoader) -> None:
+    """Of a run with a target: it would end in the middle of fit, with an error and without what follows training."""
+    target, plan, epochs = engine.run.step_accounting.target, loader.logical.plan, trainer.max_epochs
+    if target is None or engine.run.optimizer.noise_multiplier > target.planned.noise_multiplier:
+        return  # with more noise than was planned more steps fit
+    if epochs in (None, -1) or plan.accounted(epochs)[1] > target.planned.steps:
+        planned = 1
+        while plan.accounted(planned + 1)[1] <= target.planned.steps:
+            planned += 1
+        raise ConfigurationError(
+            f"Lightning's Trainer(max_epochs={epochs}): noise was calibrated for {planned}, and target_epsilon would "
+            f"end training there with an error: give max_epochs={planned}, or make_private_with_epsilon(epochs=...) more"
         )
 
 

@@ -43,15 +43,7 @@ class PrivateDataLoader(DataLoader[Any]):
             # For the seeds of workers. torch's default generator would do, but an epoch continued in its middle starts
             # its workers again, which must not shift the model's dropout.
             generator=torch.Generator(),
-            num_workers=source.num_workers,
-            collate_fn=source.collate_fn,
-            pin_memory=source.pin_memory,
-            timeout=source.timeout,
-            worker_init_fn=source.worker_init_fn,
-            multiprocessing_context=source.multiprocessing_context,
-            prefetch_factor=source.prefetch_factor,
-            persistent_workers=source.persistent_workers,
-            pin_memory_device=source.pin_memory_device,
+            **loading_settings(source),
         )
         self.logical = sampler
         self.length: Literal["batches", "steps"] = "batches"
@@ -201,6 +193,28 @@ def sampling_plan(loader: DataLoader[Any], *, poisson: bool, ranks: int = 1) -> 
     if not replaceable:
         raise _not_poisson(sampler)
     return SamplingPlan(len(dataset), batch_size, poisson)
+
+
+def batch_of_a_process(loader: DataLoader[Any], ranks: int) -> int:
+    """The batch that one of so many processes gets where a loader's batch is one process's, as in Trainer's loop."""
+    shared = type(loader.sampler) is DistributedSampler or _is_accelerates(loader.batch_sampler, "BatchSamplerShard")
+    size = sampling_plan(loader, poisson=True, ranks=ranks).batch_size
+    return size // ranks if shared else size
+
+
+def loading_settings(source: DataLoader[Any]) -> dict[str, Any]:
+    """How a loader reads records, apart from which: what another one over the same records is made with."""
+    return {
+        "num_workers": source.num_workers,
+        "collate_fn": source.collate_fn,
+        "pin_memory": source.pin_memory,
+        "timeout": source.timeout,
+        "worker_init_fn": source.worker_init_fn,
+        "multiprocessing_context": source.multiprocessing_context,
+        "prefetch_factor": source.prefetch_factor,
+        "persistent_workers": source.persistent_workers,
+        "pin_memory_device": source.pin_memory_device,
+    }
 
 
 def _without_accelerate(batch_sampler: Any, ranks: int) -> tuple[Any, int]:

@@ -149,8 +149,9 @@ class LogicalBatches(Sampler[Micro]):
         if not self._open:
             raise PrivacyError(
                 "this batch sampler serves the loader that make_private returned and no other: the steps of another "
-                "one's batches could not be accounted for. Iterate over that loader itself: with Accelerate prepare "
-                "the model alone, and give make_private max_physical_batch_size in place of a BatchMemoryManager"
+                "one's batches could not be accounted for. Iterate over that loader itself. With Accelerate "
+                "prepare everything first, then call make_private with what came out of it (optimizer.optimizer is the "
+                "original), and prepare nothing that it returned. To bound memory give max_physical_batch_size"
             )
         return iter([micro for logical in self.epoch for micro in logical])
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lsg.accounting.step_accounting import StepAccounting
 from lsg.distributed.group import Group
 from lsg.distributed.sharding import compute_device
-from lsg.errors import ConfigurationError
+from lsg.errors import AnotherRun, ConfigurationError
 from lsg.methods import Method
 from lsg.sampling.clock import Clock, Position
 from lsg.sampling.poisson_batches import LogicalBatches
@@ -91,9 +91,9 @@ class RunState:
         for name in {**self.settings, **state["plan"]}:  # what is not set has no name there
             own, saved = self.settings.get(name), state["plan"].get(name)
             if saved != (list(own) if isinstance(own, tuple) else own):
-                raise ConfigurationError(
+                raise AnotherRun(
                     f"the saved run has {name}={saved!r}, but this engine was made with {name}={own!r}: "
-                    "make_private must get what it got when that run began"
+                    "a saved run goes on with the arguments that it began with"
                 )
         self.step_accounting.check(state["books"])
         self.sampler.source.check_state("sampling", state["sampling"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lsg.accounting.budget import safe_delta
 from lsg.errors import ConfigurationError
 from lsg.methods import LSG, Method
 from lsg.perf import PerfConfig
@@ -64,6 +65,19 @@ class PrivacyArguments:
             raise ConfigurationError(
                 "PrivacyArguments: noise_generator is given, but secure_mode=True draws noise that nobody repeats"
             )
+
+    def delta_for(self, units: int) -> float:
+        """The δ of a run on so many units. One of 1/N or more would allow publishing a record outright."""
+        if self.target_delta is None:
+            return safe_delta(units)
+        noun = "record" if self.unit_of is None else "unit"
+        if self.target_delta >= 1 / units:
+            raise ConfigurationError(
+                f"PrivacyArguments: target_delta={self.target_delta!r} must be below 1/N = {1 / units:.3g} "
+                f"(N = {units:,} training {noun}s): a larger one allows publishing a {noun} outright. Left out, it is "
+                "a tenth of 1/N"
+            )
+        return self.target_delta
 
 
 def _is_number(value: Any) -> bool:

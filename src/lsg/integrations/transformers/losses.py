@@ -1,11 +1,13 @@
 """Losses in Trainer's hands: label smoothing, and heads whose own loss is a mean over the tokens of all records."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lsg.errors import ConfigurationError, first_line
 from lsg.losses import per_sequence
 
 
@@ -18,6 +20,25 @@ class PerSequenceSmoother:
     def __call__(self, output: Any, labels: Tensor, shift_labels: bool = False, **kwargs: Any) -> Tensor:
         """kwargs: `num_items_in_batch`, the number of tokens of all records, which no record's loss may depend on."""
         return per_sequence(logits_of(output), labels, label_smoothing=self.epsilon, shift=shift_labels)
+
+
+class LossOfRecords:
+    """A user's compute_loss_func, which gets None in place of the number of tokens of all records."""
+
+    def __init__(self, own: Callable[..., Any]) -> None:
+        self._own = own
+
+    def __call__(self, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        try:
+            return self._own(outputs, labels, num_items_in_batch=None)
+        except TypeError as error:
+            if "NoneType" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"compute_loss_func failed ({first_line(error)}): num_items_in_batch is None in private training, as "
+                "no record's loss may depend on how many tokens others have. Return a mean over the batch's records of "
+                "each one's own loss (lsg.losses.per_sequence for tokens)"
+            ) from error
 
 
 def logits_of(output: Any) -> Tensor:

@@ -4,17 +4,16 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from lsg.accounting import calibrate_noise
 from lsg.accounting.phases import Phase
 from lsg.engine import PrivacyEngine
 from lsg.errors import ConfigurationError
 from lsg.integrations.transformers.arguments import PrivacyArguments
+from lsg.integrations.transformers.batches import Batches
 from lsg.methods import NonPrivate
 from lsg.model.validation import check_budget
 from lsg.sampling.loader import PrivateDataLoader
-from lsg.sampling.plan import SamplingPlan
 from lsg.step.optimizer import PrivateOptimizer
 
 
@@ -28,27 +27,27 @@ class PrivateRun:
         delta: float,
         steps: int,
         args: Any,
-        plan: SamplingPlan,
+        batches: Batches,
     ) -> None:
-        self._privacy, self._units, self._delta, self._steps, self._plan = privacy, units, delta, steps, plan
+        self._privacy, self._units, self._delta, self._steps = privacy, units, delta, steps
         self.max_grad_norm = args.max_grad_norm if privacy.max_grad_norm is None else privacy.max_grad_norm
-        self._most_rows = args.train_batch_size * privacy.views
+        self.batches = batches
         self.engine = PrivacyEngine(
             accountant=privacy.accountant, secure_mode=privacy.secure_mode, ledger=privacy.ledger
         )
         self.optimizer: PrivateOptimizer
         self.loader: PrivateDataLoader
 
-    def attach(self, model: nn.Module, optimizer: Optimizer, loader: DataLoader[Any]) -> PrivateDataLoader:
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> PrivateDataLoader:
         planned = self._planned()
         _, self.optimizer, self.loader = self.engine.make_private(
             module=model,
             optimizer=optimizer,
-            data_loader=loader,
+            data_loader=self.batches.loader,
             noise_multiplier=planned.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             method=self._privacy.method,
-            max_physical_batch_size=self._most_rows,
+            max_physical_batch_size=self.batches.most * self._privacy.views,
             clipping=self._privacy.clipping,
             noise_generator=self._privacy.noise_generator,
             perf=self._privacy.perf,
@@ -71,13 +70,14 @@ class PrivateRun:
 
     def _planned(self) -> Phase:
         """All steps, with the noise that the arguments ask for."""
-        rate, privacy = self._plan.sample_rate, self._privacy
+        plan, privacy = self.batches.plan, self._privacy
+        rate = plan.sample_rate
         if privacy.noise_multiplier is not None:
             return Phase(privacy.noise_multiplier, rate, self._steps)
         assert privacy.target_epsilon is not None
         if isinstance(privacy.method, NonPrivate):
             raise ConfigurationError("NonPrivate has no epsilon: use PrivacyArguments(noise_multiplier=0)")
-        check_budget(privacy.target_epsilon, self._delta, self._plan.records)
+        check_budget(privacy.target_epsilon, self._delta, plan.records)
         noise = calibrate_noise(
             accountant=self.engine.accountant.mechanism(),
             target_epsilon=privacy.target_epsilon,

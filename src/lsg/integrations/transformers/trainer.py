@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader
 from transformers import ProgressCallback, Seq2SeqTrainer, Trainer
 from transformers.utils import is_datasets_available
 
-from lsg.accounting.budget import safe_delta
 from lsg.accounting.rounding import epsilon_text
 from lsg.checkpoint import load_checkpoint, save_checkpoint
 from lsg.engine import PrivacyEngine
-from lsg.errors import ConfigurationError, PrivacyError
+from lsg.errors import AnotherRun, ConfigurationError, PrivacyError
 from lsg.integrations.transformers.arguments import PrivacyArguments
+from lsg.integrations.transformers.batches import Batches, count_units, logical_batches
 from lsg.integrations.transformers.checkpoints import RUN_FILE, check_complete, last_complete
 from lsg.integrations.transformers.epochs import EpochLoop
 from lsg.integrations.transformers.losses import (
+    LossOfRecords,
     PerSequenceSmoother,
     averages_over_tokens,
     base_model,
@@ -33,11 +34,15 @@ from lsg.integrations.transformers.private_run import PrivateRun
 from lsg.integrations.transformers.refusals import check_data, check_threshold, check_training_arguments
 from lsg.integrations.transformers.statement import Facts, add_to_card, write_statement
 from lsg.losses import per_sequence
-from lsg.sampling.plan import SamplingPlan
 
 _NEEDED = ("_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch")
 _NOT_PUBLISHED = ("loss", "train_loss", "grad_norm", "mean_token_accuracy", "entropy")  # of training data, no noise
 
+_MUST_BE_THE_SAME = (
+    "num_train_epochs or max_steps (the noise is calibrated for all steps), per_device_train_batch_size, "
+    "gradient_accumulation_steps, the number of processes, the data, and PrivacyArguments with target_epsilon and "
+    "target_delta"
+)
 
 _TrainerLike: Any = object  # what the mixin is put before: a Trainer, whose attributes it uses
 
@@ -49,6 +54,8 @@ class PrivateTrainerMixin(_TrainerLike):
     """
 
     label_smoother: Any
+    compute_loss_func: Any
+    _batches: Batches  # of the run under way, or the last one
     lr_scheduler: Any
     _created_lr_scheduler: bool
 
@@ -68,8 +75,12 @@ class PrivateTrainerMixin(_TrainerLike):
         self._refuse_own_sampler()
         if self.label_smoother is not None:
             self.label_smoother = PerSequenceSmoother(self.args.label_smoothing_factor)
+        if self.compute_loss_func is not None:
+            self.compute_loss_func = LossOfRecords(self.compute_loss_func)
         self._units = self._unit_ids()
-        self.delta = privacy.target_delta or safe_delta(self._plan().records) if self.train_dataset is not None else 0.0
+        self.delta = 0.0
+        if self.train_dataset is not None:
+            self.delta = privacy.delta_for(count_units(self._units, self.train_dataset))
 
     # -- what a user calls -------------------------------------------------------------------------------------------
     def get_epsilon(self, delta: float | None = None) -> float:
@@ -99,7 +110,8 @@ class PrivateTrainerMixin(_TrainerLike):
 
     # -- data and steps ------------------------------------------------------------------------------------------------
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The records and how they are collated. Which of them enter a step is not its business: lsg samples."""
+        """The records, how they are collated, and how many a device gets at once, as Trainer's own. Which of them enter
+        a step is not its business: lsg samples."""
         dataset, collate = self.train_dataset, self.data_collator
         if dataset is None:
             raise ConfigurationError("PrivateTrainer: training needs a train_dataset")
@@ -110,7 +122,7 @@ class PrivateTrainerMixin(_TrainerLike):
         workers = self.args.dataloader_num_workers
         return DataLoader(
             dataset,
-            batch_size=self._batch_size(),
+            batch_size=self.args.train_batch_size,
             collate_fn=collate,
             num_workers=workers,
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -122,7 +134,9 @@ class PrivateTrainerMixin(_TrainerLike):
     def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[Any, ...]:
         """Trainer's numbers, in logical steps: epochs, steps of the first, records, records seen, batch size, steps of
         the first again, all steps."""
-        plan = self._plan()
+        self._batches = logical_batches(dataloader, self._units, args)
+        plan = self._batches.plan
+        self.delta = self.privacy.delta_for(plan.records)
         steps = args.max_steps if args.max_steps > 0 else max(1, round(args.num_train_epochs / plan.sample_rate))
         epochs = 1
         while plan.first_step(epochs) < steps:
@@ -132,18 +146,10 @@ class PrivateTrainerMixin(_TrainerLike):
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         super()._init_training_state(max_steps, *args, **kwargs)
-        plan, done, epoch = self._plan(), self.state.global_step, 0
+        plan, done, epoch = self._batches.plan, self.state.global_step, 0
         while plan.first_step(epoch + 1) <= done:
             epoch += 1
         return epoch, done - plan.first_step(epoch)
-
-    def _batch_size(self) -> int:
-        """The expected number of units in a step, on all processes together."""
-        return int(self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size)
-
-    def _plan(self) -> SamplingPlan:
-        units = len(self.train_dataset) if self._units is None else len(set(self._units))
-        return SamplingPlan(units, self._batch_size())
 
     def _unit_ids(self) -> list[Any] | None:
         ids = self.privacy.unit_of
@@ -189,10 +195,11 @@ class PrivateTrainerMixin(_TrainerLike):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer()
         model = self.accelerator.prepare_model(self.model)
-        self._run = PrivateRun(self.privacy, self._units, self.delta, max_steps, self.args, self._plan())
-        self.engine = self._run.engine
-        loader = self._run.attach(model, self.optimizer, train_dataloader)
-        self.optimizer = self._run.optimizer
+        run = PrivateRun(self.privacy, self._units, self.delta, max_steps, self.args, self._batches)
+        self.engine = run.engine
+        loader = run.attach(model, self.optimizer)
+        self._run = run  # there is one from here on: what attach refuses is told as it is
+        self.optimizer = run.optimizer
         self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = model
         if resume is not None:
@@ -253,9 +260,12 @@ class PrivateTrainerMixin(_TrainerLike):
         if checkpoint is None:
             return
         assert self._run is not None
-        extra = load_checkpoint(Path(checkpoint) / RUN_FILE, engine=self._run.engine)
+        try:
+            extra = load_checkpoint(Path(checkpoint) / RUN_FILE, engine=self._run.engine)
+        except AnotherRun as error:
+            raise ConfigurationError(f"{error}: {_MUST_BE_THE_SAME}") from None
         epoch, logical, _ = self._run.optimizer.clock.next_place
-        if self._plan().first_step(epoch) + logical != self.state.global_step:
+        if self._batches.plan.first_step(epoch) + logical != self.state.global_step:
             raise ConfigurationError(
                 f"checkpoint '{checkpoint}': {RUN_FILE} stands in epoch {epoch} after step {logical} of it, and "
                 f"trainer_state.json after step {self.state.global_step}: the files do not belong together"
@@ -292,10 +302,10 @@ class PrivateTrainerMixin(_TrainerLike):
         assert self._run is not None
         return Facts(
             self.privacy,
-            self._plan(),
+            self._batches.plan,
             self._run.engine,
             self.delta,
-            len(self.train_dataset),
+            self._batches.rows,
             self._run.optimizer.noise_multiplier,
             self._run.max_grad_norm,
         )
