@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -475,6 +476,11 @@ def test_every_training_argument_was_thought_of() -> None:
     fields |= {item.name for item in dataclasses.fields(t.Seq2SeqTrainingArguments)}
     assert fields <= refusals.SUPPORTED | refusals.REFUSED.keys()
     assert not refusals.SUPPORTED & refusals.REFUSED.keys()
+    page = (Path(__file__).parents[2] / "docs" / "hugging-face.md").read_text()
+    refused = page.partition("**Refused by name:**")[2].partition("\n- ")[0]
+    assert "`num_items_in_batch` is\n  None" in page
+    named = {name for name in re.findall(r"`(\w+)(?:=[^`]*)?`", refused.partition(", packing")[0])}
+    assert named <= fields, "the page names arguments that TrainingArguments has"
 
 
 def test_a_setting_that_lsg_does_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

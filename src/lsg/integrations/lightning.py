@@ -110,7 +110,7 @@ def _refuse_more_epochs_than_planned(trainer: Any, engine: PrivacyEngine, loader
             planned += 1
         raise ConfigurationError(
             f"Lightning's Trainer(max_epochs={epochs}): noise was calibrated for {planned}, and target_epsilon would "
-            f"end training there with an error: give max_epochs={planned}, or make_private_with_epsilon(epochs=...) more"
+            f"end training with an error there: give max_epochs={planned}, or raise make_private's epochs"
         )
 
 

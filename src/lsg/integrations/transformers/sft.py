@@ -17,6 +17,8 @@ def private_sft_trainer() -> type:
     class PrivateSFTTrainer(PrivateTrainerMixin, SFTTrainer):
         """TRL's SFTTrainer with `privacy=PrivacyArguments(...)`. A record is one row: nothing is packed."""
 
+        compute_loss_func: Any
+
         def _loss_is_outside(self, base: nn.Module, labels: Any) -> bool:
             """TRL's own loss is a mean over the tokens of all records."""
             return isinstance(labels, Tensor)
