@@ -1,6 +1,5 @@
 """Runs a function on several ranks: processes of one gloo group on this machine. What each returns comes back."""
 
-import multiprocessing
 import pickle
 import tempfile
 import traceback
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed", "lsg", "lsg.step.assembly"])
+from tests.support.processes import PROCESSES
 
 
 class RankError(Exception):
@@ -34,8 +32,8 @@ def on_ranks(size: int, work: Callable[..., Any], *arguments: Any, seconds: floa
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(size):
-            ours, theirs = _CONTEXT.Pipe()
-            process = _CONTEXT.Process(target=_rank, args=(rank, size, folder, theirs, work, arguments), daemon=True)
+            ours, theirs = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=_rank, args=(rank, size, folder, theirs, work, arguments), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)

@@ -1,7 +1,6 @@
 """Kills a run with SIGKILL at random moments, continues it each time, and compares its end with that of a whole run."""
 
 import json
-import multiprocessing
 import os
 import random
 import time
@@ -11,10 +10,10 @@ from typing import Any
 import torch
 
 from lsg.accounting.ledger import Ledger
+from tests.support.processes import PROCESSES
 from tests.support.small_run import Training
 
-PROCESSES = multiprocessing.get_context("forkserver")  # children begin with all modules imported
-PROCESSES.set_forkserver_preload(["tests.support.small_run", "dp_accounting.rdp"])
+_MORE = 1.1  # patience after each kill of a run: one that needs long to begin gets on in the end
 
 
 def train(folder: Path, options: dict[str, Any]) -> None:
@@ -67,8 +66,9 @@ def soak(folder: Path, kills: int, *, seed: int = 0, **options: Any) -> dict[str
     while done < kills:
         run = folder / f"run-{runs}"
         run.mkdir()
-        while not finished(run, options, choose.uniform(0, longest)):
-            done += 1
+        patience = longest
+        while not finished(run, options, choose.uniform(0, patience)):
+            done, patience = done + 1, patience * _MORE
         runs += 1
         assert json.loads((run / "result.json").read_text()) == wanted, f"{run} ended otherwise"
         steps = Ledger(run / "ledger").read().steps
