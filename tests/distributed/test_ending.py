@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from tests.distributed import failing
-from tests.support import ranks
+from tests.support.processes import PROCESSES
 
 SCRIPT = str(Path(__file__).with_name("failing.py"))
 SIZE = failing.SIZE
 SECONDS = 10.0  # from the fault to the end of the others' waiting: 2.5 of them to see whether it comes after all
-CONTEXT = ranks._CONTEXT
 
 
 def free_port() -> str:
@@ -64,7 +63,7 @@ def ended_forked(way: str, rank: int, folder: Path) -> dict[int, dict[str, Any]]
     """The same in processes that take no time to start, as children of multiprocessing, which have no excepthook."""
     port = free_port()
     processes = [
-        CONTEXT.Process(target=failing.forked, args=(here, port, way, rank, str(folder))) for here in range(SIZE)
+        PROCESSES.Process(target=failing.forked, args=(here, port, way, rank, str(folder))) for here in range(SIZE)
     ]
     for process in processes:
         process.start()
