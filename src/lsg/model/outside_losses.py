@@ -149,20 +149,25 @@ class _Weights(NamedTuple):
 
     def reduction(self) -> Reduction | None:
         """Whether all records weigh 1/B (a mean) or 1 (a sum); None for anything else."""
-        least, most, records = min(self.totals), max(self.totals), len(self.totals)
-        if self.unread or most - least > 2 * self.tolerance * most:
+        weight, records = self._of_each_record(), len(self.totals)
+        if weight is None:
             return None
-        if abs(most * records - 1) <= 2 * self.tolerance:
+        if abs(weight * records - 1) <= 2 * self.tolerance:
             return "mean"
-        return "sum" if abs(most - 1) <= 2 * self.tolerance else None
+        return "sum" if abs(weight - 1) <= 2 * self.tolerance else None
 
     def part_of_mean(self) -> int | None:
         """k where each record weighs 1 / (k B), k = 2, 3, ...; None for anything else."""
-        least, most, records = min(self.totals), max(self.totals), len(self.totals)
-        if self.unread or most - least > 2 * self.tolerance * most:
+        weight, records = self._of_each_record(), len(self.totals)
+        if weight is None:
             return None
-        part = round(1 / (most * records))
-        return part if part > 1 and abs(most * records * part - 1) <= 2 * self.tolerance else None
+        part = round(1 / (weight * records))
+        return part if part > 1 and abs(weight * records * part - 1) <= 2 * self.tolerance else None
+
+    def _of_each_record(self) -> float | None:
+        """What a record weighs, where all weigh alike; None where they do not, or where that cannot be read."""
+        least, most = min(self.totals), max(self.totals)
+        return None if self.unread or most - least > 2 * self.tolerance * most else most
 
 
 @torch.no_grad()
