@@ -3,7 +3,8 @@
     python benchmarks/gpu_bench.py OUTPUT ROUNDS SECONDS PRESET:PRECISION:CONTENDERS...
 
 Each bench has a process of its own. None times its contenders before all are ready (or SECONDS are over), and only one
-does at a time. The time of first steps, which compile, is not to be trusted then.
+does at a time. The time of first steps, which compile, is not to be trusted then. Nothing is timed either as long as
+there is a file OUTPUT/hold: something else may use the GPU while they compile.
 """
 
 import fcntl
@@ -16,6 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import lsg.bench.timing
 from lsg.bench.timing import Timing
 from lsg.bench.timing import measure as measure_at_once
 
@@ -40,8 +44,9 @@ def one(output: Path, rounds: int, deadline: float, count: int, bench: str) -> N
         def wait(line: str) -> None:
             report(f"{name} {precision}: {line}")
             if not line.startswith("round") and next(steps) == list(builders)[-1]:
+                torch.cuda.empty_cache()  # the others are still building theirs
                 (output / f"{name}-{precision}.ready").touch()
-                while len(list(output.glob("*.ready"))) < count and time.time() < deadline:
+                while _must_wait(output, count) and time.time() < deadline:
                     time.sleep(0.1)
                 fcntl.flock(turn, fcntl.LOCK_EX)
 
@@ -49,10 +54,14 @@ def one(output: Path, rounds: int, deadline: float, count: int, bench: str) -> N
             return measure_at_once(builders, report=wait, **options)
 
     command: Any = importlib.import_module("lsg.cli.bench")
-    command.measure = measure
+    lsg.bench.timing.measure = measure  # the command imports it when it runs
     inspect.unwrap(command.bench)(
         name=name, precision=precision, device="", rounds=rounds, only=only, sweep="", output=output
     )
+
+
+def _must_wait(output: Path, count: int) -> bool:
+    return len(list(output.glob("*.ready"))) < count or (output / "hold").exists()
 
 
 if __name__ == "__main__":

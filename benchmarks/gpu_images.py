@@ -1,13 +1,14 @@
 """Images from scratch on a leased GPU: recipes for CIFAR-10 and Fashion-MNIST, the most wanted first.
 
-    python benchmarks/gpu_images.py CIFAR10 FASHION STORE SECONDS [--only PART] [--seeds 0,1,2] [--tiny]
+    python benchmarks/gpu_images.py CIFAR10 FASHION STORE SECONDS [--only NAMES] [--seeds 0,1,2] [--tiny]
 
 Cells go to STORE in the order below, one line as each ends; none is started that would not end within SECONDS at the
-pace of like ones. Start it again to go on: complete cells are skipped. --only: cells whose name has this part. --tiny:
+pace of like ones. Start it again to go on: complete cells are skipped. --only: cells of these names (with *), in this order. --tiny:
 every cell on a hundred images for one epoch on the CPU, to see that all of them run.
 """
 
 import argparse
+import fnmatch
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,17 +141,18 @@ def main() -> None:
     parser.add_argument("fashion")
     parser.add_argument("store", type=Path)
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="*", help="comma-separated")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     data = {"cifar10": given.cifar10, "fashion-mnist": given.fashion}
     leases = {task: Lease(given.store, given.seconds, records) for task, records in RECORDS.items()}
+    names = [name for pattern in given.only.split(",") for name in fnmatch.filter(CELLS, pattern)]
     for seed in map(int, given.seeds.split(",")):
-        for name, fields in CELLS.items():
-            if given.only in name:
-                config = RunConfig(**fields, data=data[fields["task"]], seed=seed)
-                leases[config.task].run(f"{name}-{seed}", tiny(config) if given.tiny else config)
+        for name in dict.fromkeys(names):
+            fields = CELLS[name]
+            config = RunConfig(**fields, data=data[fields["task"]], seed=seed)
+            leases[config.task].run(f"{name}-{seed}", tiny(config) if given.tiny else config)
 
 
 if __name__ == "__main__":

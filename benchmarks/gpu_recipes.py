@@ -27,6 +27,8 @@ OWN_HEAD = {**FLAT, "pooling": "model", "head_scale": 0.1, "head_lr": 1.0}
 MEAN = {**AUTOMATIC, "pooling": "mean", "head_lr": 10.0}
 FINE_TUNED = {"trainable": "paper", "method": "rgp", "rank": 8, "lr": 1e-3, "epochs": 20}
 
+WIDE = {"max_physical_batch_size": 640, "max_physical_tokens": 16_384}  # how it is computed alone
+
 # What stands in place of the recipe's own settings.
 TRIED: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -40,6 +42,9 @@ TRIED: dict[str, dict[str, Any]] = {
     "half-rate": {"lr": 5e-4, "head_lr": 20.0},
     "half-rate-10": {"lr": 5e-4, "head_lr": 20.0, "epochs": 10},
     "half-rate-10-head10": {"lr": 5e-4, "head_lr": 10.0, "epochs": 10},
+    "half-rate-10-wide": {"lr": 5e-4, "head_lr": 20.0, "epochs": 10, **WIDE},
+    "low-rate-10-wide": {"lr": 3e-4, "head_lr": 30.0, "epochs": 10, **WIDE},
+    "auto-wide": WIDE,
     "low-rate-10": {"lr": 3e-4, "head_lr": 30.0, "epochs": 10},
     "low-rate-10-head10": {"lr": 3e-4, "head_lr": 10.0, "epochs": 10},
     "epochs-10": {"epochs": 10},
