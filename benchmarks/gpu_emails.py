@@ -1,6 +1,6 @@
 """Private fine-tuning of a pretrained language model on e-mails, on a leased GPU: perplexity and exposure of secrets.
 
-    python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS [--tune | --seeds 0,1] [--methods M,M] [--tiny]
+    python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS [--tune | --seeds 0,1] [--methods M] [--tiny]
 
 A cell is a unit (message or sender), a method (LSG, RGP, LoRA by DPSGD, non-private) and ε. Each trains on the e-mails
 and on 50 planted secrets, and adds a line to OUT: held-out perplexity, exposure, settings. --tune: learning rates at

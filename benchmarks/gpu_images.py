@@ -3,8 +3,8 @@
     python benchmarks/gpu_images.py CIFAR10 FASHION STORE SECONDS [--only NAMES] [--seeds 0,1,2] [--tiny]
 
 Cells go to STORE in the order below, one line as each ends; none is started that would not end within SECONDS at the
-pace of like ones. Start it again to go on: complete cells are skipped. --only: cells of these names (with *), in this order. --tiny:
-every cell on a hundred images for one epoch on the CPU, to see that all of them run.
+pace of like ones. Start it again to go on: complete cells are skipped. --only: cells of these names (with *), in this
+order. --tiny: every cell on a hundred images for one epoch on the CPU, to see that all of them run.
 """
 
 import argparse
