@@ -1,12 +1,13 @@
 """Private fine-tuning of a pretrained language model on e-mails, on a leased GPU: perplexity and exposure of secrets.
 
     python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS [--tune | --seeds 0,1] [--methods M] [--tiny]
+    python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS --untrained
 
 A cell is a unit (message or sender), a method (LSG, RGP, LoRA by DPSGD, non-private) and ε. Each trains on the e-mails
 and on 50 planted secrets, and adds a line to OUT: held-out perplexity, exposure, settings. --tune: learning rates at
 ε = 3 first, alike for all methods, scored on a tenth that is held out of the training part; the best are taken for the
 cells. Cells that OUT has are not run again, and none is begun that would not end within SECONDS. --tiny: every cell on
-a few e-mails on the CPU, to see that all run.
+a few e-mails on the CPU, to see that all run. --untrained: the perplexity of the model as it is, which needs no GPU.
 """
 
 import argparse
@@ -16,11 +17,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lsg.audit.exposure import random_secrets
 from lsg.audit.planted_secrets import REFERENCES, exposed_by
+from lsg.distributed.group import Group
+from lsg.tasks.language_models import load_language_model
 from lsg.train.choose import choose_settings
 from lsg.train.config import RunConfig
+from lsg.train.language import LanguageScorer
 from lsg.train.listener import Listener
+from lsg.train.precision import choose_device, choose_precision
+from lsg.train.prepare_data import prepare_data
 from lsg.train.provenance import provenance
 
 SECRETS = 50
@@ -44,6 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "non-private": {"method": "non-private"},
 }
 UNITS = {"message": {}, "sender": {"unit_column": "sender", "max_records_per_unit": 4}}
+AS_IT_IS = {"unit": "message", "method": "untrained", "epsilon": None, "seed": 0, "lr": 0.0, "validation": 0.0}
 TINY = {"device": "cpu", "max_length": 16, "epochs": 1, "batch_size": 8, "max_physical_tokens": 256}
 
 
@@ -84,6 +93,18 @@ def settings_of(cell: dict[str, Any], data: Path, model: str, tiny: bool) -> Run
     return choose_settings(given, "gpu_emails.py", Listener())
 
 
+def untrained(config: RunConfig) -> float:
+    """The model's perplexity on the held-out e-mails before training."""
+    device = choose_device(config.device)
+    data = prepare_data(config, device, Listener())
+    model = load_language_model(config.model).to(device).eval()
+    tokens = config.max_physical_tokens or 8192
+    scorer = LanguageScorer(choose_precision(config.precision, device), device, tokens, causal=True, group=Group())
+    with torch.no_grad():
+        (found,) = scorer.scores(model, data.evaluation).values()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("emails", type=Path)
@@ -94,6 +115,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--untrained", action="store_true")
     given = parser.parse_args()
     methods = given.methods.split(",")
     began, longest = time.perf_counter(), 0.0
@@ -105,13 +127,21 @@ def main() -> None:
         ]["lr"]
         for method in {row["cell"]["method"] for row in tuned}
     }
-    if not given.tune and not best.keys() >= set(methods):
+    if not (given.tune or given.untrained) and not best.keys() >= set(methods):
         raise SystemExit(
             f"run it with --tune first: {given.out} has rates for {', '.join(sorted(best)) or 'no method'}"
         )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_emails(given.emails, folder, 200 if given.tiny else None)
+        if given.untrained:
+            perplexity = untrained(
+                settings_of(AS_IT_IS | {"method": "non-private", "lr": 1e-3}, folder, given.model, given.tiny)
+            )
+            row = {"cell": AS_IT_IS, "perplexity": perplexity, "provenance": provenance()}
+            with given.out.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            return
         for cell in cells(given.tune, methods, [int(seed) for seed in given.seeds.split(",")], best):
             if cell in [row["cell"] for row in done]:
                 continue
