@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import email_tables
 import front_figure
 from scipy.stats import spearmanr
 
@@ -623,7 +624,7 @@ PARTS = {
     },
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
     "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
-    "train.md": {"presets": presets, "other methods": other_methods},
+    "train.md": {"emails": email_tables.emails, "presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
         "clips": clip_study,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lsg.audit.exposure import BY_CHANCE
 from lsg.reproduce.records import read_records
 from lsg.reproduce.scales import scale
 from lsg.reproduce.store import Store
@@ -74,3 +75,15 @@ def test_the_tables_follow_from_the_runs(name: str, tmp_path: Path) -> None:
     assert len(tables) == 9
     for table in tables:
         assert table.read_text() == (folder / table.name).read_text(), table.name
+
+
+def test_the_stored_language_models_expose_secrets_without_privacy_alone() -> None:
+    rows = [json.loads(line) for line in (RESULTS / "emails" / "cells.jsonl").read_text().splitlines()]
+    cells = {tuple(row["cell"][key] for key in ("method", "unit", "epsilon")) for row in rows if "exposures" in row}
+    for method in ("lsg", "rgp", "lora"):
+        assert {(method, unit, epsilon) for unit in ("message", "sender") for epsilon in (1.0, 3.0, 8.0)} <= cells
+    for row in rows:
+        assert not row["provenance"]["modified"]
+        if "exposures" in row:
+            above = (row["mean_exposure_bits"] - BY_CHANCE) / row["standard_error"]
+            assert above > 4 if row["cell"]["method"] == "non-private" else above < 2, row["cell"]
