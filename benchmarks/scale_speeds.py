@@ -24,7 +24,7 @@ class Speed:
 
 def speeds() -> dict[str, dict[str, Speed]]:
     """Model -> method -> speed."""
-    encoder = _measured(BENCH / "front-encoder-bf16-cuda.json")
+    encoder = _measured(BENCH / "encoder-bf16-cuda.json")
     file = BENCH / "llama-8b-bf16-cuda.json"
     small = _measured(file) if file.exists() else _told()
     slower = encoder["opacus"].records / encoder["plain"].records

@@ -16,6 +16,7 @@ from typing import Any
 
 import email_tables
 import front_figure
+import head_tables
 from scipy.stats import spearmanr
 
 from lsg.accounting.rdp import curve_epsilon
@@ -623,7 +624,7 @@ PARTS = {
         "breaks": scale_breaks,
     },
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
-    "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs},
+    "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs, "heads": head_tables.heads},
     "train.md": {"emails": email_tables.emails, "presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
