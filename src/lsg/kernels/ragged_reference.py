@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_PIECE = 1024  # numbers that are summed in float32
+_LEAST, _MOST = 1e-8, 1e18  # norms between which no square that counts leaves the range of float32
+
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
@@ -23,12 +26,28 @@ class Matrix:
         return row_norms(self.matrix)
 
     def weighted_sum(self, factors_B: Tensor) -> Tensor:
-        return factors_B @ self.matrix.masked_fill((factors_B == 0).unsqueeze(1), 0.0)
+        left_out_B = factors_B == 0  # their gradients may be infinite, and 0 times that is no number
+        if factors_B.device.type == "cpu" and not left_out_B.any():  # on a GPU to ask would be to wait
+            return factors_B @ self.matrix
+        return factors_B @ self.matrix.masked_fill(left_out_B.unsqueeze(1), 0.0)
 
 
 def row_norms(values: Tensor) -> Tensor:
-    """L2 norms over the last dimension. On a CPU, where a float32 sum of a million squares is off by 1e-5, in double
-    precision; a GPU sums in a tree, which is exact enough."""
-    on_cpu = values.device.type == "cpu"
-    dtype = torch.float64 if on_cpu else torch.promote_types(values.dtype, torch.float32)
-    return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
+    """L2 norms over the last dimension, in double precision.
+
+    On a CPU a float32 sum of a million squares is off by 1e-5: short pieces are summed in float32, and the pieces in
+    double precision. A GPU sums in a tree, which is exact enough.
+    """
+    if values.device.type != "cpu":
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
+    if values.dtype != torch.float32 or values.shape[-1] <= _PIECE:
+        return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+    whole = values.shape[-1] // _PIECE * _PIECE
+    pieces = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _PIECE)), dim=-1).double()
+    rest = torch.linalg.vector_norm(values[..., whole:], dim=-1).double()
+    norms = torch.hypot(torch.linalg.vector_norm(pieces, dim=-1), rest)
+    inexact = ~((norms > _LEAST) & (norms < _MOST))
+    if inexact.any():
+        norms[inexact] = torch.linalg.vector_norm(values[inexact], dim=-1, dtype=torch.float64)
+    return norms
