@@ -324,6 +324,14 @@ def test_bags_told_apart_by_offsets_are_refused_by_name() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
+@pytest.mark.parametrize("at_once", [1, 2000])
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("conv")])
+def test_kernel_gradients_of_some_samples_at_a_time(case: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_AT_ONCE", at_once)
+    test_rule_equals_batch_of_one(case, DPSGD())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("conv")])
 def test_dense_kernels_by_patches_equal_batch_of_one(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "_patches_pay", lambda g, groups: groups == 1)  # as on a GPU

@@ -26,6 +26,7 @@ from lsg.layers.samples import SamplePlaces
 from lsg.parameters.slot import Layout
 
 _CONV = (None, F.conv1d, F.conv2d, F.conv3d)
+_AT_ONCE = 2**20  # numbers of per-sample gradients that are computed together on a CPU
 
 
 class Geometry(NamedTuple):
@@ -149,10 +150,18 @@ def _patches_pay(g: Tensor, groups: int) -> bool:
 
 
 def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """(B, *kernel shape). On a CPU some samples at a time: their gradients stay in its cache, and with 2**26 numbers at
+    once PyTorch's convolutions take eighty times as long."""
+    some = max(1, _AT_ONCE // weight.numel()) if x.device.type == "cpu" else len(x)
+    parts = [_grouped_gradient(*part, weight, geometry) for part in zip(g.split(some), x.split(some), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _grouped_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Samples as groups of one big convolution: (B, *kernel shape)."""
     stride, padding, dilation, groups = geometry
     batch = x.shape[0]
-    shape_only = weight.expand(batch, *weight.shape).flatten(0, 1)
+    shape_only = weight.new_empty(batch * weight.shape[0], *weight.shape[1:])
     wide = Geometry(stride, padding, dilation, groups * batch)
     grouped = _convolution_backward(_as_one_sample(g), _as_one_sample(x), shape_only, wide, (False, True))
     return torch.unflatten(grouped[1], 0, (batch, -1))
