@@ -26,6 +26,15 @@ def test_one_long_number_among_many_short_ones_counts_fully() -> None:
     torch.testing.assert_close(row_norms(values), torch.tensor([1e-6, 2e19], dtype=torch.float64), rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("exponent", [10.0, 11.5, 12.0, 12.5, 13.0, 14.0, 14.5])
+def test_large_numbers_do_not_swallow_small_ones(exponent: float) -> None:
+    values = torch.full((1, 4096), 2**-exponent)
+    values.view(-1, 1024)[:, :8] = 1.0
+    side_by_side = torch.stack([values[0]] * 2, 1).T  # numbers of a row with others between them
+    for given in (values, side_by_side, side_by_side[:, ::2], torch.full((1, 1), 1.42481).expand(1, 2048)):
+        torch.testing.assert_close(row_norms(given), given.double().norm(dim=1), rtol=1e-6, atol=0.0)
+
+
 def test_norms_of_what_is_no_number_are_none_and_those_of_nothing_zero() -> None:
     values = torch.zeros(3, 3000)
     values[0, 2999], values[1, 0] = torch.nan, torch.inf

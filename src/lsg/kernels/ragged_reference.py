@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_PIECE = 1024  # numbers that are summed in float32
+_PIECE = 128  # numbers that are summed in float32: among more, large ones would swallow small ones
 _LEAST, _MOST = 1e-8, 1e18  # norms between which no square that counts leaves the range of float32
 
 
@@ -41,7 +41,8 @@ def row_norms(values: Tensor) -> Tensor:
     if values.device.type != "cpu":
         dtype = torch.promote_types(values.dtype, torch.float32)
         return torch.linalg.vector_norm(values, dim=-1, dtype=dtype).double()
-    if values.dtype != torch.float32 or values.shape[-1] <= _PIECE:
+    # Numbers that do not lie side by side are added one by one, which rounds more.
+    if values.dtype != torch.float32 or values.shape[-1] <= _PIECE or values.stride(-1) != 1:
         return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
     whole = values.shape[-1] // _PIECE * _PIECE
     pieces = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, _PIECE)), dim=-1).double()

@@ -151,7 +151,7 @@ def _patches_pay(g: Tensor, groups: int) -> bool:
 
 def _per_sample_kernel_gradient(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """(B, *kernel shape). On a CPU some samples at a time: their gradients stay in its cache, and with 2**26 numbers at
-    once PyTorch's convolutions take eighty times as long."""
+    once PyTorch's convolutions take another way, which is slower by far."""
     some = max(1, _AT_ONCE // weight.numel()) if x.device.type == "cpu" else len(x)
     parts = [_grouped_gradient(*part, weight, geometry) for part in zip(g.split(some), x.split(some), strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

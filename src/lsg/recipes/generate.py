@@ -1,8 +1,8 @@
 """The recipe for a pretrained language model: number of records and ε in, what to train and how out.
 
-The rule is published, and not measured by us: GPT-2 on 42,000 records, fine-tuned in batches of about 1,000 with a low
-clipping threshold at rates of 5e-4 to 1e-3 (Li et al. 2022), or by adapters of low rank alone (Yu et al. 2022);
-automatic clipping needs the same rates and no threshold (Bu et al. 2023).
+The rule is published, and its rates not measured by us (docs/train.md has others): GPT-2 on 42,000 records, fine-tuned
+in batches of about 1,000 with a low clipping threshold at rates of 5e-4 to 1e-3 (Li et al. 2022), or by adapters of low
+rank alone (Yu et al. 2022); automatic clipping needs the same rates and no threshold (Bu et al. 2023).
 """
 
 import math
