@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+import default_tables
 import email_tables
 import front_figure
 import head_tables
@@ -624,7 +625,13 @@ PARTS = {
         "breaks": scale_breaks,
     },
     "tune.md": {"price": price_of_searching, "surrogates": surrogates},
-    "what-helps.md": {"cells": what_helps, "averaging": averaged, "recipes": recipe_runs, "heads": head_tables.heads},
+    "what-helps.md": {
+        "cells": what_helps,
+        "averaging": averaged,
+        "recipes": recipe_runs,
+        "heads": head_tables.heads,
+        "defaults": default_tables.defaults,
+    },
     "train.md": {"emails": email_tables.emails, "presets": presets, "other methods": other_methods},
     "reproduce.md": {
         "masks": mask_signal,
