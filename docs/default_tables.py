@@ -1,4 +1,4 @@
-"""results/recipes/defaults.jsonl in: a table for docs/what-helps.md out, of what `lsg train` gives if nothing is set."""
+"""results/recipes/defaults.jsonl in: a table for docs/what-helps.md out, what `lsg train` gives if nothing is set."""
 
 import json
 from pathlib import Path
