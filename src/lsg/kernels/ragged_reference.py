@@ -26,10 +26,8 @@ class Matrix:
         return row_norms(self.matrix)
 
     def weighted_sum(self, factors_B: Tensor) -> Tensor:
-        left_out_B = factors_B == 0  # their gradients may be infinite, and 0 times that is no number
-        if factors_B.device.type == "cpu" and not left_out_B.any():  # on a GPU to ask would be to wait
-            return factors_B @ self.matrix
-        return factors_B @ self.matrix.masked_fill(left_out_B.unsqueeze(1), 0.0)
+        # What is left out may be infinite, and 0 times that is no number.
+        return factors_B @ self.matrix.masked_fill((factors_B == 0).unsqueeze(1), 0.0)
 
 
 def row_norms(values: Tensor) -> Tensor:
@@ -49,6 +47,5 @@ def row_norms(values: Tensor) -> Tensor:
     rest = torch.linalg.vector_norm(values[..., whole:], dim=-1).double()
     norms = torch.hypot(torch.linalg.vector_norm(pieces, dim=-1), rest)
     inexact = ~((norms > _LEAST) & (norms < _MOST))
-    if inexact.any():
-        norms[inexact] = torch.linalg.vector_norm(values[inexact], dim=-1, dtype=torch.float64)
+    norms[inexact] = torch.linalg.vector_norm(values[inexact], dim=-1, dtype=torch.float64)
     return norms
