@@ -4,10 +4,10 @@
     python benchmarks/gpu_emails.py EMAILS.jsonl SMOLLM2 OUT.jsonl SECONDS --untrained
 
 A cell is a unit (message or sender), a method (LSG, RGP, LoRA by DPSGD, non-private) and ε. Each trains on the e-mails
-and on 50 planted secrets, and adds a line to OUT: held-out perplexity, exposure, settings. --tune: learning rates at
-ε = 3 first, alike for all methods, scored on a tenth that is held out of the training part; the best are taken for the
-cells. Cells that OUT has are not run again, and none is begun that would not end within SECONDS. --tiny: every cell on
-a few e-mails on the CPU, to see that all run. --untrained: the perplexity of the model as it is, which needs no GPU.
+and on 50 planted secrets, and adds a line to OUT: held-out perplexity, exposure, settings. --tune: two learning rates
+for each method at ε = 3 first, scored on a tenth that is held out of the training part; the better ones are taken for
+the cells. Cells that OUT has are not run again, and none is begun that would not end within SECONDS. --tiny: every cell
+on a few e-mails on the CPU, to see that all run. --untrained: the perplexity of the model as it is; it needs no GPU.
 """
 
 import argparse
